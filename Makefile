@@ -1,0 +1,45 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: demo test test-full check bench chaos clean
+.DELETE_ON_ERROR:
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# What running needs: the package and its light dependencies.
+.venv/.base: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+# What checking needs: the tools, still without any framework.
+.venv/.tools: .venv/.base
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+# What the tests need. torch comes first and by its exact version: a looser requirement pulls the CUDA build.
+.venv/.frameworks: .venv/.tools
+	$(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) install -c constraints.txt tensorflow-cpu keras jax
+	@touch $@
+
+demo: .venv/.base
+	$(BIN)/duoka demo
+
+check: .venv/.tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: .venv/.frameworks
+	$(BIN)/python -m pytest -m "not slow"
+
+test-full: .venv/.frameworks
+	$(BIN)/python -m pytest
+
+bench: .venv/.frameworks
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,45 @@
+"""`duoka run [--devices N|LIST] [--replicas R] script.py args...`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from duoka.runtime.command import from_words
+
+EPILOG = """examples:
+  duoka run train.py                         the script's own strategy decides
+  duoka run --devices 4 train.py --epochs 3  four devices, whatever the script says
+  duoka run --devices gpu:0,gpu:2 --replicas 8 -m package.train
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", metavar="N|LIST", help="how many devices, or which: gpu:0,gpu:2")
+    parser.add_argument("--replicas", metavar="R", type=int, help="logical replicas; default: one per device")
+    parser.add_argument("--threads", metavar="T", type=int, help="threads per worker; default: cores // replicas")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="the seed of the run (default 0)")
+    parser.add_argument("--deadline", metavar="S", type=float, default=60.0, help="seconds to wait for a worker")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py ...", help="or -m module ...")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = from_words(arguments.command, sys.executable, os.getcwd())
+    if arguments.devices is None and arguments.replicas is None:
+        # Nothing to decide here: the script does, and starting it plainly is the same.
+        target = ["-m", command.module] if command.module is not None else [str(command.script)]
+        os.execv(sys.executable, [sys.executable, *target, *command.arguments])
+    # Imported late: `duoka run --help` and a wrong script name need none of it.
+    from duoka.runtime.run import run_script
+    from duoka.session import make_plan
+    from duoka.strategies.strategy import Request
+
+    request = Request(
+        devices=arguments.devices,
+        replicas=arguments.replicas,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        deadline_s=arguments.deadline,
+    )
+    return run_script(make_plan(request, origin="command line"), command)

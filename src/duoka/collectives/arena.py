@@ -1,0 +1,132 @@
+"""Memory that all workers of a host see.
+
+The supervisor makes one memfd; workers cut pieces out of it. Everybody asks for the same pieces in
+the same order, so everybody computes the same offsets, and no message is needed. A memfd has no
+name and no file: when the last process is gone, so is the memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duoka.errors import OutOfMemory
+
+PAGE = mmap.PAGESIZE
+
+_MAP_FIXED = 0x10
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+Bytes = NDArray[np.uint8]
+
+
+def round_to_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+class Arena:
+    """Pieces of one shared file, handed out in order and never taken back.
+
+    Without a file descriptor the memory is this process's own: the same code then serves one worker.
+    """
+
+    def __init__(self, fd: int | None, *, available_bytes: Callable[[], int]) -> None:
+        self._fd = fd
+        self._available_bytes = available_bytes
+        self._reserved_bytes = 0
+
+    def reserve(self, nbytes: int, purpose: str) -> Piece:
+        """A piece of at least this size, really there: shortage is an error now, not a SIGBUS later."""
+        size = max(PAGE, round_to_pages(nbytes))
+        available = self._available_bytes()
+        if size > available:
+            raise _shortage(size, available, purpose)
+        offset = self._reserved_bytes
+        self._reserved_bytes += size
+        if self._fd is None:
+            return Piece(mmap.mmap(-1, size), None, offset, size)
+        try:
+            # Idempotent: every worker does it, and whoever comes first pays for it.
+            os.posix_fallocate(self._fd, offset, size)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            return Piece(mmap.mmap(self._fd, size, flags=flags, offset=offset), self._fd, offset, size)
+        except OSError as error:
+            raise _shortage(size, available, purpose) from error
+
+
+class Piece:
+    """A page-aligned range of an arena, mapped into this process."""
+
+    def __init__(self, mapping: mmap.mmap, fd: int | None, offset: int, nbytes: int) -> None:
+        self._fd = fd
+        self._offset = offset
+        self.nbytes = nbytes
+        self.bytes: Bytes = np.frombuffer(mapping, np.uint8)
+
+    def array(self, dtype: np.dtype[Any], count: int, offset: int = 0) -> NDArray[Any]:
+        return self.bytes[offset : offset + count * dtype.itemsize].view(dtype)
+
+    def stitch(self, ranges: Sequence[tuple[int, int]]) -> Bytes:
+        """These (offset, nbytes) ranges, page-aligned, as one contiguous array over the same memory.
+
+        The pages are mapped a second time, side by side, so that nothing is copied.
+        """
+        if len(ranges) == 1 or self._fd is None:
+            assert len(ranges) == 1, "private memory has one owner, so one range"
+            offset, nbytes = ranges[0]
+            return self.bytes[offset : offset + nbytes]
+        absolute = [(self._offset + offset, nbytes) for offset, nbytes in ranges]
+        return np.asarray(_Stitched(self._fd, absolute))
+
+
+class _Stitched:
+    """Owns a range of addresses; NumPy keeps it alive as the base of the arrays made from it."""
+
+    def __init__(self, fd: int, ranges: Sequence[tuple[int, int]]) -> None:
+        self._nbytes = sum(nbytes for _, nbytes in ranges)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        reserve = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._address = _mmap(None, self._nbytes, protection, reserve, -1, 0)
+        place = self._address
+        for offset, nbytes in ranges:
+            populate = getattr(mmap, "MAP_POPULATE", 0)
+            _mmap(place, nbytes, protection, mmap.MAP_SHARED | _MAP_FIXED | populate, fd, offset)
+            place += nbytes
+        self.__array_interface__ = {
+            "data": (self._address, False),
+            "shape": (self._nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        _libc().munmap(ctypes.c_void_p(self._address), ctypes.c_size_t(self._nbytes))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _mmap(address: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    call = _libc().mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    result = call(address, nbytes, protection, flags, fd, offset)
+    if result is None or result == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(result)
+
+
+def _shortage(size: int, available: int, purpose: str) -> OutOfMemory:
+    return OutOfMemory(
+        f"{size / 2**20:,.0f} MB of shared memory for {purpose} cannot be had.",
+        why=f"{available / 2**20:,.0f} MB are free on this machine.",
+        do="use fewer replicas or a smaller model, or end what else holds memory (`duoka devices` shows who).",
+    )

@@ -1,0 +1,59 @@
+"""Arrays as the collectives see them: NumPy at the surface, nothing copied where the memory can be shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duoka.errors import MismatchError
+
+Array = NDArray[Any]
+
+
+def as_array(value: Any) -> Array:
+    """The same memory as a NumPy array: NumPy arrays, CPU tensors of PyTorch and TensorFlow, numbers.
+
+    bfloat16 comes as a NumPy array of ml_dtypes' bfloat16, the type JAX and TensorFlow use.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            pass  # read-only, gradient-tracking or of a type DLPack does not carry; the next ways may
+    try:
+        return np.asarray(memoryview(value))
+    except TypeError:
+        return np.asarray(value)
+
+
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which values of this type are added up.
+
+    16-bit floats are added in float32 and rounded once, at the end; all others in their own type.
+
+    >>> sum_dtype(np.dtype("float16"))
+    dtype('float32')
+    """
+    if dtype.name in ("float16", "bfloat16"):
+        return np.dtype(np.float32)
+    if dtype.kind in "fiuc":
+        return dtype
+    raise MismatchError(
+        f"Values of type {dtype} cannot be added up.",
+        do="convert them first: numbers of 8 to 64 bits, float, complex or bfloat16; a bool to an integer.",
+    )
+
+
+def weigh(value: Array, weight: float | None, out: Array) -> None:
+    """out = value * weight, in out's type. A weight of zero leaves the value out: NaN times zero is NaN."""
+    if weight is None:
+        np.copyto(out, value.reshape(-1), casting="same_kind")
+    elif weight == 0:
+        out.fill(0)
+    else:
+        # The weight is rounded to out's type first, so that a 16-bit value is never weighed in 16 bits.
+        np.multiply(value.reshape(-1), out.dtype.type(weight), out=out, dtype=out.dtype, casting="same_kind")

@@ -1,0 +1,115 @@
+"""The contract: numbers agreed between workers.
+
+Every call is made by all workers, in the same order. Values belong to *replicas*: a worker that runs
+several replicas gives one value for each, in order. Sums follow the summation tree, so the bits of a
+result depend on the number of replicas and never on the number of workers. Every call has a deadline
+and raises an error that names the worker it waited for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.topology.placement import Placement
+
+Op = Literal["sum", "mean"]
+
+
+class Buffer(ABC):
+    """One flat array per replica, in memory that the collective chose."""
+
+    dtype: np.dtype[Any]
+    count: int
+
+    @abstractmethod
+    def slot(self, replica: int) -> Array:
+        """Where to write this replica's numbers for the next exchange."""
+
+
+class Exchange(ABC):
+    """One step's numbers, from the replicas to their sums, exactly once.
+
+    Write each replica of `missing` into its slots, call `deposit`, and then `commit`. When `commit`
+    says False, a worker was lost and some of its replicas are now `missing` here: do the same with them.
+    """
+
+    @property
+    @abstractmethod
+    def missing(self) -> tuple[int, ...]:
+        """The replicas that this worker has still to deposit."""
+
+    @abstractmethod
+    def deposit(self, replica: int, note: bytes = b"") -> None:
+        """This replica's slots are written. The note travels along and reaches all workers."""
+
+    @abstractmethod
+    def commit(self, deadline_s: float | None = None) -> bool:
+        """Wait for all, and add up. True: every worker has, or will have, the same sums."""
+
+    @abstractmethod
+    def result(self, buffer: Buffer) -> Array:
+        """The sum over all replicas, to be read only until this worker's next call."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> list[bytes]:
+        """Every replica's note, in order."""
+
+
+class Collective(ABC):
+    worker: int
+    num_replicas: int
+
+    @property
+    @abstractmethod
+    def placement(self) -> Placement:
+        """Who runs which replica, now. Changes only between two steps, or through `Exchange.missing`."""
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self.placement.workers
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The replicas that this worker runs."""
+        return self.placement.replicas_of(self.worker)
+
+    @abstractmethod
+    def buffer(self, count: int, dtype: Any) -> Buffer:
+        """Memory for `exchange`, handed out once and used for every step."""
+
+    @abstractmethod
+    def exchange(self, buffers: Sequence[Buffer], deadline_s: float | None = None) -> Exchange:
+        """Begin a step. Waits until everybody has taken the last result out of these buffers."""
+
+    @abstractmethod
+    def all_reduce(
+        self,
+        values: Sequence[Any],
+        op: Op = "sum",
+        *,
+        weights: Sequence[float] | None = None,
+        out: Any = None,
+        deadline_s: float | None = None,
+    ) -> Array:
+        """The sum, or the mean weighted by `weights`, over all replicas' values, in tree order.
+
+        A value of weight zero is left out. The mean divides once, by the sum of all weights.
+        """
+
+    @abstractmethod
+    def all_gather(self, values: Sequence[Any], *, deadline_s: float | None = None) -> list[Array]:
+        """Every replica's value, in the order of replicas; sizes and types may differ."""
+
+    @abstractmethod
+    def broadcast(self, value: Any = None, *, root: int = 0, deadline_s: float | None = None) -> Array:
+        """The value given by the worker that runs replica `root`; others may leave theirs out."""
+
+    @abstractmethod
+    def barrier(self, *, deadline_s: float | None = None) -> None:
+        """Return when all workers have called it."""

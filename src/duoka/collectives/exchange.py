@@ -1,0 +1,178 @@
+"""One step between workers that share memory: deposit, meet, add up, meet; or, when it is small, meet once.
+
+What makes it exactly-once:
+- A slot has one writer. After a loss the dead worker's slots get a new one; the dead cannot write any more,
+  because the supervisor has reaped it before anybody hears of the loss.
+- Sums that a survivor has handed in stay as they are. Only lost replicas are computed again, by their new
+  owners, into the slots of the lost.
+- A slice that its home has already added up stays: it was made from complete parts. The slices of the
+  dead are added up again by whoever now runs their home, from parts that were deposited again.
+- Slots are not written for the next step before every living worker has said that it took the result,
+  so whoever comes late finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.collectives.buffers import SharedBuffer
+from duoka.collectives.collective import Buffer, Exchange
+from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting, Regrouped
+from duoka.collectives.staging import SLOT_BYTES, Staging
+from duoka.topology.placement import Placement
+from duoka.topology.tree import Node, fold, parents
+
+if TYPE_CHECKING:
+    from duoka.collectives.shm import SharedMemory
+
+Moment = Callable[[str], None]
+
+
+class SharedExchange(Exchange):
+    def __init__(
+        self, collective: SharedMemory, buffers: Sequence[SharedBuffer], number: int, *, can_redo: bool
+    ) -> None:
+        self._collective = collective
+        self._meeting: Meeting = collective.meeting
+        self._staging: Staging = collective.staging
+        self._moment: Moment = collective.moment
+        self._buffers = list(buffers)
+        self._number = number
+        self._can_redo = can_redo
+        self._homes = collective.homes
+        self._folded: set[int] = set()
+        self._complete: set[Node] = set()
+        self._deposited: set[int] = set()
+        self._notes: dict[int, bytes] = {}
+        self._parents = parents(collective.num_replicas)
+        self._small_results: dict[int, Array] = {}
+        self.is_small = sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
+        self._is_committed = False
+        self._all_notes: list[bytes] = []
+
+    @property
+    def _placement(self) -> Placement:
+        return self._collective.placement
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        mine = self._placement.replicas_of(self._collective.worker)
+        return tuple(r for r in mine if r not in self._deposited)
+
+    def deposit(self, replica: int, note: bytes = b"") -> None:
+        assert replica in self.missing, f"replica {replica} is not awaited here"
+        self._moment("depositing")
+        self._deposited.add(replica)
+        self._notes[replica] = note
+        self._complete_node(Node(replica, replica + 1), self._placement.share_of(replica).replicas)
+
+    def _complete_node(self, node: Node, within: Sequence[int]) -> None:
+        """Mark a subtree as summed; with its sibling it makes the next larger one, within the same share."""
+        self._complete.add(node)
+        parent = self._parents.get(node)
+        if parent is None or not frozenset(within).issuperset(parent.replicas()):
+            return
+        left, right = parent.children
+        if left in self._complete and right in self._complete:
+            for buffer in self._buffers:
+                buffer.add(left, right)
+            self._complete -= {left, right}
+            self._complete_node(parent, within)
+
+    def commit(self, deadline_s: float | None = None) -> bool:
+        assert not self.missing, f"replicas {self.missing} have not been deposited"
+        deadline_s = self._collective.deadline_s if deadline_s is None else deadline_s
+        while not self._is_committed:
+            try:
+                self._attempt(deadline_s)
+                self._take(self._placement)
+                self._finish()
+            except Regrouped as regrouped:
+                before = self._placement
+                self._collective.adopt(regrouped.decision)
+                if regrouped.decision.completed >= self._number:
+                    # Somebody completed this step before the loss: its result is there to be taken.
+                    self._take(before)
+                    self._finish(settled=True)
+                elif not self._can_redo:
+                    raise self._collective.lost_error(regrouped.decision, self._number) from None
+                elif self.missing:
+                    return False
+        return True
+
+    def _attempt(self, deadline_s: float) -> None:
+        if self.is_small:
+            self._stage()
+        self._write_notes()
+        self._moment("arriving")
+        self._meeting.meet(self._number, ARRIVED, deadline_s)
+        self._moment("arrived")
+        self._collective.compare_calls(self._number)
+        if not self.is_small:
+            self._reduce()
+            self._moment("reduced")
+            self._meeting.meet(self._number, REDUCED, deadline_s)
+
+    def _stage(self) -> None:
+        """Copy this worker's partial sums to where everybody reads small numbers."""
+        for node in self._complete:
+            place = self._staging.slot(self._number, node.start)
+            start = 0
+            for buffer in self._buffers:
+                place[start : start + buffer.nbytes].view(buffer.dtype)[:] = buffer.slot(node.start)
+                start += buffer.nbytes
+            self._moment("staging")
+
+    def _write_notes(self) -> None:
+        for replica, note in self._notes.items():
+            self._staging.write_note(self._number, replica, note)
+
+    def _reduce(self) -> None:
+        for home in self._homes:
+            if home not in self._folded and self._placement.owner(home) == self._collective.worker:
+                for buffer in self._buffers:
+                    buffer.reduce_slice(self._placement, self._homes, home)
+                self._folded.add(home)
+                self._moment("reducing")
+
+    def _take(self, placement: Placement) -> None:
+        if self.is_small:
+            self._take_small(placement.partials())
+        replicas = range(self._collective.num_replicas)
+        self._all_notes = [self._staging.read_note(self._number, replica) for replica in replicas]
+
+    def _take_small(self, nodes: Sequence[Node]) -> None:
+        start = 0
+        for position, buffer in enumerate(self._buffers):
+            begin, end = start, start + buffer.nbytes
+            parts = {n: self._staging.slot(self._number, n.start)[begin:end].view(buffer.dtype) for n in nodes}
+            total = fold(self._collective.num_replicas, nodes, parts.__getitem__, np.add)
+            self._small_results[position] = total if len(nodes) > 1 else total.copy()
+            start = end
+
+    def _finish(self, settled: bool = False) -> None:
+        self._is_committed = True
+        self._moment("completed")
+        self._collective.complete(self._number, is_step=True, settled=settled)
+        if not self.is_small:
+            self._collective.hold(self._number)
+
+    def result(self, buffer: Buffer) -> Array:
+        assert self._is_committed, "commit() first"
+        assert isinstance(buffer, SharedBuffer)
+        if self.is_small:
+            return self._small_results[self._buffers.index(buffer)]
+        return buffer.result(self._homes)
+
+    @property
+    def notes(self) -> list[bytes]:
+        assert self._is_committed, "commit() first"
+        return self._all_notes
+
+    def release(self) -> None:
+        """Say that the result has been taken: the others may go on to write the next step."""
+        self._collective.release()

@@ -1,0 +1,203 @@
+"""Workers meet: each says how far it is and sleeps until all others are as far, or the deadline passes.
+
+When a worker is lost, the supervisor interrupts the meeting. Every survivor reports the last call it
+completed, and then all get the same decision: the new generation, and the last call that anybody
+completed. The survivors of a call that somebody completed take its result; the others do it again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from duoka.collectives.board import Board, Row
+from duoka.collectives.mailbox import WAKE, Mailbox, Message
+from duoka.errors import DeadlineExceeded, Stopped, WorkerLeft
+from duoka.topology.membership import Membership
+
+# How far a worker is within one call. Told to others as 4 * call + phase.
+ARRIVED, REDUCED, TAKEN = 0, 1, 2
+_PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last result"}
+
+
+class Link(Protocol):
+    """The line to the supervisor: small JSON objects, in order."""
+
+    def send(self, message: dict[str, Any]) -> None: ...
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None: ...
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all survivors of a loss do next."""
+
+    membership: Membership
+    lost: tuple[int, ...]
+    completed: int
+
+
+class Regrouped(Exception):
+    """A meeting was interrupted by a loss, and the survivors have agreed."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+
+
+class Meeting:
+    def __init__(
+        self,
+        worker: int,
+        membership: Membership,
+        mailbox: Mailbox,
+        board: Board,
+        link: Link,
+        *,
+        describe: Callable[[int], str] = "worker {}".format,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker = worker
+        self.membership = membership
+        self.completed = 0
+        self.steps = 0
+        self._mailbox = mailbox
+        self._board = board
+        self._link = link
+        self._describe = describe
+        self._clock = clock
+        self._others = tuple(w for w in membership.workers if w != worker)
+        self._progress = dict.fromkeys(membership.workers, (-1, -1))
+        self._left: dict[int, int] = {}
+        self._standing = 0
+        self._activity = "starting"
+        self.note("starting")
+
+    def note(self, activity: str) -> None:
+        """Leave word of what this worker does, for the errors of those who wait for it."""
+        self._activity = activity
+        self._board.write(self.worker, Row(os.getpid(), self.completed, self.steps, activity))
+
+    def call(self, number: int, description: bytes) -> None:
+        self._board.write_call(self.worker, number & 1, description)
+        self.note(description.decode(errors="replace"))
+
+    def calls(self, number: int) -> dict[int, bytes]:
+        """What each living worker called; to be read once all have arrived."""
+        return {w: self._board.read_call(w, number & 1) for w in self.membership.workers}
+
+    def say(self, number: int, phase: int) -> None:
+        """Tell the others how far this worker is."""
+        self._standing = 4 * number + phase
+        self._mailbox.send(self._others, Message(self.worker, self.membership.generation, self._standing))
+
+    def wait(self, number: int, phase: int, deadline_s: float) -> None:
+        """Sleep until all others are as far. Raises Regrouped after a loss, DeadlineExceeded, WorkerLeft."""
+        target = 4 * number + phase
+        end = self._clock() + deadline_s
+        while missing := self._missing(target):
+            gone = [w for w in missing if w in self._left]
+            if gone:
+                raise self._left_error(gone[0], number)
+            remaining = end - self._clock()
+            if remaining <= 0:
+                raise self._deadline_error(missing, phase, deadline_s)
+            for message in self._mailbox.receive(remaining):
+                if message.sender == WAKE:
+                    self._read_link(end)
+                else:
+                    self._progress[message.sender] = message.generation, message.progress
+
+    def meet(self, number: int, phase: int, deadline_s: float) -> None:
+        self.say(number, phase)
+        self.wait(number, phase, deadline_s)
+
+    def _missing(self, target: int) -> list[int]:
+        now = self.membership.generation
+        seen = ((w, *self._progress[w]) for w in self._others)
+        return [w for w, generation, progress in seen if generation != now or progress < target]
+
+    def _read_link(self, end: float) -> None:
+        while (message := self._link.receive(0)) is not None:
+            if message["kind"] == "lost":
+                raise Regrouped(self._regroup(message, end))
+            self._obey(message)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "stop":
+            raise Stopped(message.get("why", ""))
+        if message["kind"] == "left":
+            self._left[int(message["worker"])] = int(message["completed"])
+
+    def _regroup(self, message: dict[str, Any], end: float) -> Decision:
+        """Report to the supervisor and wait for its decision; a further loss starts this again."""
+        while True:
+            generation = int(message["generation"])
+            self._link.send({"kind": "report", "generation": generation, "completed": self.completed})
+            while True:
+                answer = self._link.receive(end - self._clock())
+                if answer is None:
+                    raise self._undecided_error()
+                if answer["kind"] == "lost":
+                    message = answer
+                    break
+                if answer["kind"] == "decided" and int(answer["generation"]) == generation:
+                    return self._adopt(answer)
+                self._obey(answer)
+
+    def _adopt(self, answer: dict[str, Any]) -> Decision:
+        before = self.membership
+        self.membership = Membership(int(answer["generation"]), tuple(answer["workers"]))
+        self._others = tuple(w for w in self.membership.workers if w != self.worker)
+        lost = tuple(w for w in before.workers if w not in self.membership.workers)
+        completed = int(answer["completed"])
+        # What was said in the old generation no longer counts. Say again what still holds; a call that
+        # is done again is announced again by whoever does it.
+        self.say_standing(min(self._standing, 4 * self.completed + TAKEN))
+        return Decision(self.membership, lost, completed)
+
+    def say_standing(self, standing: int) -> None:
+        self.say(standing >> 2, standing & 3)
+
+    def _deadline_error(self, missing: Sequence[int], phase: int, deadline_s: float) -> DeadlineExceeded:
+        late = missing[0]
+        row = self._board.read(late)
+        state = _process_state(row.pid)
+        others = len(self.membership.workers) - len(missing)
+        what = f"{self._describe(late)} has not {_PHASES[phase]} at step {self.steps} for {deadline_s:g} s"
+        what += f" ({self._activity}); {others} other{'s' if others != 1 else ''} wait."
+        if len(missing) > 1:
+            what += " Also missing: " + ", ".join(self._describe(w) for w in missing[1:]) + "."
+        return DeadlineExceeded(
+            what,
+            why=f"it was last seen in: {row.activity}; its process {row.pid} is {state}.",
+            do="raise deadline_s if one step may take that long; its log has the rest.",
+        )
+
+    def _left_error(self, worker: int, number: int) -> WorkerLeft:
+        return WorkerLeft(
+            f"{self._describe(worker)} has finished its script; {self._describe(self.worker)} waits for it"
+            f" in {self._activity}.",
+            why=f"it took part in {self._left[worker]} calls, and this is call {number}:"
+            " the workers did not run the same loop.",
+            do="let all workers run the same number of steps; a condition that ends the loop must be the same on all.",
+        )
+
+    def _undecided_error(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"After a loss, not all survivors came to step {self.steps} in time.",
+            why="a worker that computes or is stuck has not reported yet.",
+            do="raise deadline_s if one step may take that long.",
+        )
+
+
+def _process_state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "gone"
+    return {"T": "stopped (SIGSTOP)", "t": "held by a debugger", "R": "running", "S": "sleeping"}.get(letter, letter)

@@ -1,0 +1,18 @@
+"""Devices that TensorFlow knows and our own probing does not: TPUs and pluggable devices."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from duoka.devices.device import Device
+
+
+def list_devices() -> list[Device]:
+    """Physical devices other than CPUs and GPUs. The runtime is not started: it can still be configured."""
+    devices = []
+    for physical in tf.config.list_physical_devices():
+        kind = physical.device_type.lower()
+        if kind not in ("cpu", "gpu") and not kind.startswith("xla_"):
+            index = int(physical.name.rsplit(":", 1)[1])
+            devices.append(Device(kind, index, title=f"{kind.upper()} seen by TensorFlow"))
+    return devices

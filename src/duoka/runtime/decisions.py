@@ -1,0 +1,55 @@
+"""What the supervisor decides, as pure functions of what it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from duoka.topology.membership import Membership
+
+
+class State(Enum):
+    RUNNING = "running"
+    LEFT = "left"  # finished its script, exit code 0
+    FAILED = "failed"  # its own code raised or exited with another code
+    LOST = "lost"  # killed by a signal
+
+
+def judge(exit_status: int, *, reported_failure: bool) -> State:
+    """Exit statuses as subprocess gives them: negative for a signal.
+
+    >>> judge(0, reported_failure=False), judge(3, reported_failure=False), judge(-9, reported_failure=False)
+    (<State.LEFT: 'left'>, <State.FAILED: 'failed'>, <State.LOST: 'lost'>)
+    """
+    if exit_status < 0 and not reported_failure:
+        return State.LOST
+    return State.LEFT if exit_status == 0 and not reported_failure else State.FAILED
+
+
+def exit_code(exit_status: int) -> int:
+    """As shells show it: 128 + n after signal n.
+
+    >>> exit_code(3), exit_code(-int(signal.SIGKILL))
+    (3, 137)
+    """
+    return exit_status if exit_status >= 0 else 128 - exit_status
+
+
+@dataclass
+class Vote:
+    """The survivors' reports after a loss. Complete when every living worker has given one."""
+
+    membership: Membership
+    reports: dict[int, int] = field(default_factory=dict)
+
+    def report(self, worker: int, generation: int, completed: int) -> None:
+        """Reports of an older generation are late and do not count."""
+        if generation == self.membership.generation and worker in self.membership.workers:
+            self.reports[worker] = completed
+
+    def outcome(self, left: Mapping[int, int]) -> int | None:
+        """The last call anybody completed, once all have reported. Those who left count with their last."""
+        if set(self.reports) != set(self.membership.workers):
+            return None
+        return max([*self.reports.values(), *left.values()], default=0)

@@ -1,0 +1,41 @@
+"""Who this process is: a worker of a run, or nobody in particular.
+
+The supervisor says it in one environment variable. A worker's own children inherit the variable, so it
+counts only in a process whose parent is the supervisor that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+VARIABLE = "DUOKA_WORKER"
+
+
+@dataclass(frozen=True)
+class Identity:
+    worker: int
+    supervisor: int  # its process id
+    link: int  # file descriptors from here on
+    inbox: int
+    outboxes: tuple[int, ...]
+    board: int
+    arena: int
+    plan: str
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.link, self.inbox, *self.outboxes, self.board, self.arena)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def read_identity(environ: Mapping[str, str], parent: int) -> Identity | None:
+    text = environ.get(VARIABLE)
+    if text is None:
+        return None
+    fields = json.loads(text)
+    if fields["supervisor"] != parent:
+        return None
+    return Identity(**{**fields, "outboxes": tuple(fields["outboxes"])})

@@ -1,0 +1,76 @@
+"""Run a function on several workers from a process that has no script to start again: a notebook, a test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from duoka.collectives.values import decode, encode
+from duoka.errors import LaunchError
+from duoka.frameworks.forking import pin_one_thread, why_not_fork
+from duoka.runtime.identity import Identity
+from duoka.runtime.output import Fold
+from duoka.runtime.plan import Plan
+from duoka.runtime.starters import ForkStarter
+from duoka.runtime.supervisor import Outcome, Supervisor
+from duoka.runtime.worker import attach, attachment, run_body
+
+
+@dataclass(frozen=True)
+class Launched:
+    outcome: Outcome
+    results: dict[int, Any]  # of the workers that finished
+
+
+def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> Launched:
+    """Fork the workers of this plan, let each run `body`, and return what they gave back.
+
+    Results are JSON values or arrays. What workers print appears here, as it does for scripts.
+    """
+    if attachment() is not None:
+        raise LaunchError("launch() was called inside a worker.", do="call it once, from the outside.")
+    if reason := why_not_fork():
+        raise LaunchError(
+            "Workers cannot be forked from this process.",
+            why=reason,
+            do="restart the notebook and call launch() before using the device, or put the code into a script:"
+            " `duoka run script.py`.",
+        )
+    boxes = [os.memfd_create("duoka-result", os.MFD_CLOEXEC) for _ in range(plan.num_workers)]
+
+    def run(identity: Identity) -> int:
+        attached = attach(identity)
+        pin_one_thread()
+
+        def body_with_result() -> None:
+            os.write(boxes[identity.worker], encode(body()))
+
+        return run_body(attached, body_with_result)
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    fold = Fold(_writer("stdout"), _writer("stderr"), time.monotonic)
+    try:
+        outcome = Supervisor(plan, ForkStarter(plan, run), fold, None, say).run()
+        finished = {worker: _read_all(boxes[worker]) for worker in outcome.results}
+    finally:
+        for box in boxes:
+            os.close(box)
+    return Launched(outcome, {worker: decode(data) for worker, data in finished.items()})
+
+
+def _writer(name: str) -> Callable[[bytes], None]:
+    def write(data: bytes) -> None:
+        stream = getattr(sys, name)
+        stream.write(data.decode(errors="replace"))
+        stream.flush()
+
+    return write
+
+
+def _read_all(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)

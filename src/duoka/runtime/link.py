@@ -1,0 +1,50 @@
+"""The line between a worker and its supervisor: small JSON objects over a Unix socket that has no name."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from typing import Any
+
+from duoka.errors import Stopped
+
+_LARGEST_MESSAGE = 1 << 16
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class SocketLink:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Never blocks for long, and never fails because the other side has gone: its end is noticed elsewhere."""
+        try:
+            self._socket.send(json.dumps(message).encode()[:_LARGEST_MESSAGE])
+        except OSError:
+            pass
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message, or None after this long. Raises Stopped when the other side has gone."""
+        if not self._poll.poll(max(0, int(timeout_s * 1000 + 0.999))):
+            return None
+        try:
+            data = self._socket.recv(_LARGEST_MESSAGE)
+        except OSError:
+            data = b""
+        if not data:
+            raise Stopped("the other end of the line is gone")
+        message = json.loads(data)
+        assert isinstance(message, dict)
+        return message
+
+    def close(self) -> None:
+        self._socket.close()

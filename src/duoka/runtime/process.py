@@ -1,0 +1,60 @@
+"""How processes of a run are tied together, so that none outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Iterable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies. If it is dead already, end now."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def keep_from_children(descriptors: Iterable[int]) -> None:
+    """Children forked by user code (data loaders) hold none of these descriptors and die with their parent."""
+    descriptors = tuple(descriptors)
+    for fd in descriptors:
+        os.set_inheritable(fd, False)
+    owner = os.getpid()
+    forked_by_main_thread = False
+
+    def before_fork() -> None:
+        nonlocal forked_by_main_thread
+        forked_by_main_thread = threading.current_thread() is threading.main_thread()
+
+    def after_fork() -> None:
+        if os.getppid() == owner:  # else a grandchild, whose parent has closed them
+            for fd in descriptors:
+                try:
+                    os.close(fd)
+                except OSError:
+                    pass
+        # The kernel's "parent" is the forking *thread*: a child forked by a passing thread would die
+        # with that thread. Those are left to the supervisor, which kills the whole process group.
+        if forked_by_main_thread:
+            die_with_parent(os.getppid())
+
+    os.register_at_fork(before=before_fork, after_in_child=after_fork)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """To a worker and all its children; it leads a process group of its own."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,85 @@
+"""Two ways to start a worker: the user's script in a new process, or a function in a forked one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from duoka.runtime.command import Command
+from duoka.runtime.environment import worker_environment
+from duoka.runtime.identity import VARIABLE, Identity
+from duoka.runtime.plan import Plan
+from duoka.runtime.plumbing import Plumbing
+from duoka.runtime.supervisor import Started
+
+
+def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int) -> Identity:
+    return Identity(
+        worker=worker,
+        supervisor=os.getpid(),
+        link=link,
+        inbox=plumbing.inboxes[worker],
+        outboxes=plumbing.outboxes,
+        board=plumbing.board,
+        arena=plumbing.arena,
+        plan=plan.to_json(),
+    )
+
+
+class ScriptStarter:
+    def __init__(self, plan: Plan, command: Command, environ: Mapping[str, str]) -> None:
+        self._plan, self._command, self._environ = plan, command, environ
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
+        identity = _identity(self._plan, worker, plumbing, link)
+        environ = worker_environment(self._environ, self._plan, worker) | {VARIABLE: identity.to_json()}
+        process = subprocess.Popen(
+            [*self._command.interpreter, "-m", "duoka.runtime.worker", self._command.to_json()],
+            env=environ,
+            cwd=self._command.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=identity.descriptors(),
+            start_new_session=True,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        self._started.append(process)  # Popen would reap it when collected; the supervisor does that
+        return Started(process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
+
+
+class ForkStarter:
+    """Runs `body` in forks of this process: for notebooks, where there is no script to start again."""
+
+    def __init__(self, plan: Plan, body: Callable[[Identity], int]) -> None:
+        self._plan, self._body = plan, body
+
+    def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
+        identity = _identity(self._plan, worker, plumbing, link)
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                os.setsid()
+                for fd in (*keep_out, out[0], err[0]):
+                    os.close(fd)
+                _print_into(out[1], err[1])
+                code = self._body(identity)
+            finally:
+                os._exit(code)
+        os.close(out[1])
+        os.close(err[1])
+        return Started(pid, out[0], err[0])
+
+
+def _print_into(stdout: int, stderr: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+    # Notebooks and test runners put objects of their own here, whose threads did not survive the fork.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

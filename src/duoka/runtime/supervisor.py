@@ -1,0 +1,326 @@
+"""Starts the workers of a run, carries what they print, and sees to it that all of them end.
+
+It imports no framework and no NumPy: it starts at once and holds no device. Death is what waitpid says.
+A worker that has died by a signal is *lost*: the others are told, after it has been reaped, so that nothing
+of it can write any more. A worker whose own code failed ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from duoka.collectives.mailbox import wake
+from duoka.errors import Stopped
+from duoka.runtime.decisions import State, Vote, exit_code, judge
+from duoka.runtime.guardian import Guardian
+from duoka.runtime.link import SocketLink, make_pair
+from duoka.runtime.output import Fold, Logs
+from duoka.runtime.plan import Plan
+from duoka.runtime.plumbing import Plumbing
+from duoka.runtime.process import signal_group, signal_name
+from duoka.topology.membership import Membership
+
+GRACE_S = 3.0  # how long a worker may take to end after being asked to
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker process just started, and the ends of the pipes that it prints into."""
+
+    pid: int
+    stdout: int
+    stderr: int
+
+
+class Starter(Protocol):
+    def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
+        """Start a worker. A forked one closes the descriptors of `keep_out`, which are the supervisor's own."""
+        ...
+
+
+@dataclass
+class Worker:
+    number: int
+    pid: int
+    pidfd: int
+    link: SocketLink
+    outputs: dict[int, str]
+    state: State = State.RUNNING
+    failure: dict[str, Any] | None = None
+    completed: int = 0
+    result: dict[str, Any] | None = None
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int = 0
+    failed_worker: int | None = None
+    failure: dict[str, Any] | None = None
+    lost: list[tuple[int, int]] = field(default_factory=list)  # (worker, signal)
+    states: dict[int, State] = field(default_factory=dict)
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    stopped_because: str = ""
+
+
+class Supervisor:
+    def __init__(
+        self,
+        plan: Plan,
+        start: Starter,
+        fold: Fold,
+        logs: Logs | None,
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan
+        self._start = start
+        self._fold = fold
+        self._logs = logs
+        self._say = say
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[int, Worker] = {}
+        self._membership = Membership(0, tuple(range(plan.num_workers)))
+        self._vote: Vote | None = None
+        self._outcome = Outcome()
+        self._kill_at: float | None = None
+
+    def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
+        """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
+        self._guardian = Guardian()
+        self._plumbing = Plumbing(self._plan.num_workers)
+        try:
+            for number in range(self._plan.num_workers):
+                self._begin(number)
+            if wakeup is not None:
+                self._selector.register(wakeup, selectors.EVENT_READ, ("wakeup", None))
+            while self._running():
+                self._turn(signals)
+        except BaseException:
+            # An interrupt in a notebook, or our own mistake: nobody is left behind either way.
+            self.stop("the supervisor was interrupted", 130)
+            while self._running():
+                self._turn(lambda: None)
+            raise
+        finally:
+            self._close()
+        self._outcome.states = {w.number: w.state for w in self._workers.values()}
+        return self._outcome
+
+    def stop(self, why: str, code: int) -> None:
+        """Ask everybody to end; those who have not ended after the grace period are killed."""
+        if self._kill_at is None:
+            self._outcome.exit_code = code
+            self._outcome.stopped_because = why
+            self._kill_at = self._clock() + GRACE_S
+            for worker in self._running():
+                self._tell(worker, {"kind": "stop", "why": why})
+                _signal(worker.pid, signal.SIGINT)
+
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.state is State.RUNNING]
+
+    def _begin(self, number: int) -> None:
+        ours, theirs = make_pair()
+        keep_out = [ours.fileno(), *self._guardian.descriptors()]
+        for other in self._workers.values():
+            keep_out += [other.link.fileno(), other.pidfd, *other.outputs]
+        started = self._start(number, self._plumbing, theirs.fileno(), keep_out)
+        theirs.close()
+        self._guardian.watch(started.pid)
+        outputs = {started.stdout: "out", started.stderr: "err"}
+        worker = Worker(number, started.pid, os.pidfd_open(started.pid), SocketLink(ours), outputs)
+        self._workers[number] = worker
+        for fd in outputs:
+            os.set_blocking(fd, False)
+            self._selector.register(fd, selectors.EVENT_READ, ("output", worker))
+        self._selector.register(worker.link, selectors.EVENT_READ, ("link", worker))
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, ("death", worker))
+
+    def _turn(self, signals: Callable[[], int | None]) -> None:
+        ready = [(key.fd, key.data) for key, _ in self._selector.select(self._patience())]
+        # The dead come last: what they printed and said before is heard first.
+        for fd, data in sorted(ready, key=lambda item: item[1][0] == "death"):
+            kind, worker = data
+            if kind == "wakeup":
+                os.read(fd, 4096)
+            elif kind == "output":
+                self._read_output(worker, fd)
+            elif kind == "link":
+                self._read_link(worker)
+            else:
+                self._bury(worker)
+        number = signals()
+        if number is not None:
+            self._on_signal(number)
+        self._fold.flush_due()
+        if self._kill_at is not None and self._clock() >= self._kill_at:
+            for worker in self._running():
+                signal_group(worker.pid, signal.SIGKILL)
+            self._kill_at = self._clock() + GRACE_S
+
+    def _patience(self) -> float | None:
+        due = [moment for moment in (self._fold.next_due(), self._kill_at) if moment is not None]
+        return max(0.0, min(due) - self._clock()) if due else None
+
+    def _on_signal(self, number: int) -> None:
+        if self._kill_at is not None:
+            self._kill_at = self._clock()  # asked twice: at once
+        self.stop(f"{signal_name(number)} was received", 128 + number)
+
+    def _read_output(self, worker: Worker, fd: int) -> bool:
+        """True while there may be more."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(fd)
+            del worker.outputs[fd]
+            os.close(fd)
+            return False
+        stream = worker.outputs[fd]
+        if self._logs is not None:
+            self._logs.write(worker.number, data)
+        self._fold.feed(worker.number, "out" if stream == "out" else "err", data)
+        return True
+
+    def _read_link(self, worker: Worker) -> None:
+        try:
+            while (message := worker.link.receive(0)) is not None:
+                self._on_message(worker, message)
+        except Stopped:
+            self._selector.unregister(worker.link)
+
+    def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "failed":
+            worker.failure = message
+        elif kind == "done":
+            worker.completed = int(message["completed"])
+            worker.result = message
+        elif kind == "report" and self._vote is not None:
+            self._vote.report(worker.number, int(message["generation"]), int(message["completed"]))
+            self._decide()
+
+    def _bury(self, worker: Worker) -> None:
+        """A worker has died. Nothing is told to others before this is done."""
+        _, status = os.waitpid(worker.pid, 0)
+        status = os.waitstatus_to_exitcode(status)
+        signal_group(worker.pid, signal.SIGKILL)  # its children
+        self._guardian.forget(worker.pid)
+        if worker.link.fileno() in self._selector.get_map():
+            self._read_link(worker)
+        for fd in list(worker.outputs):
+            while self._read_output(worker, fd):
+                pass
+        for fd in worker.outputs:  # still held open by a process that left the group
+            self._selector.unregister(fd)
+            os.close(fd)
+        worker.outputs.clear()
+        self._selector.unregister(worker.pidfd)
+        os.close(worker.pidfd)
+        worker.state = judge(status, reported_failure=worker.failure is not None)
+        self._fold.end(worker.number)
+        if worker.state is State.LOST:
+            self._on_lost(worker, -status)
+        elif worker.state is State.FAILED:
+            self._on_failed(worker, status)
+        else:
+            self._on_left(worker)
+
+    def _on_left(self, worker: Worker) -> None:
+        if worker.result is not None:
+            self._outcome.results[worker.number] = worker.result
+        for other in self._running():
+            self._tell(other, {"kind": "left", "worker": worker.number, "completed": worker.completed})
+        self._vote_again(worker)
+
+    def _on_failed(self, worker: Worker, status: int) -> None:
+        if self._kill_at is not None:
+            return  # it was asked to end
+        self._outcome.failed_worker = worker.number
+        self._outcome.failure = worker.failure
+        code = exit_code(status) or 1
+        if worker.failure is not None:
+            code = int(worker.failure["exit_code"])
+            if worker.failure["error"] == "WorkerLost" and self._outcome.lost:
+                code = 128 + self._outcome.lost[0][1]
+        self.stop(f"worker {worker.number} failed", code)
+
+    def _on_lost(self, worker: Worker, number: int) -> None:
+        if self._kill_at is not None:
+            return
+        self._outcome.lost.append((worker.number, number))
+        device = self._plan.devices[worker.number].name
+        text = f"worker {worker.number} ({device}) was ended by {signal_name(number)}"
+        survivors = self._running()
+        if not survivors and not any(w.state is State.LEFT for w in self._workers.values()):
+            self._outcome.exit_code = 128 + number
+            self._say(f"{text}; no worker is left.")
+            return
+        if survivors:
+            self._say(f"{text}; {len(survivors)} go on (generation {self._membership.generation + 1}).")
+            lost = {w.number for w in self._workers.values() if w.state is not State.RUNNING}
+            self._membership = self._membership.lose(lost)
+            self._vote = Vote(self._membership)
+            for other in survivors:
+                self._tell(other, {"kind": "lost", "generation": self._membership.generation})
+            self._move_main()
+
+    def _move_main(self) -> None:
+        self._fold.move_main(min(worker.number for worker in self._running()))
+
+    def _vote_again(self, worker: Worker) -> None:
+        """Somebody finished while the others were deciding: do it without that one."""
+        if self._vote is not None and worker.number in self._membership.workers and self._running():
+            self._membership = self._membership.lose({worker.number})
+            self._vote = Vote(self._membership)
+            for other in self._running():
+                self._tell(other, {"kind": "lost", "generation": self._membership.generation})
+
+    def _decide(self) -> None:
+        assert self._vote is not None
+        left = {w.number: w.completed for w in self._workers.values() if w.state is State.LEFT}
+        completed = self._vote.outcome(left)
+        if completed is not None:
+            members = self._vote.membership
+            decided = {"kind": "decided", "generation": members.generation, "workers": members.workers}
+            for worker in self._running():
+                worker.link.send(decided | {"completed": completed})
+            self._vote = None
+
+    def _tell(self, worker: Worker, message: dict[str, Any]) -> None:
+        """A message that must be heard even by a worker that sleeps in a meeting."""
+        worker.link.send(message)
+        wake(self._plumbing.outboxes[worker.number])
+
+    def _close(self) -> None:
+        for worker in self._workers.values():
+            for fd in worker.outputs:
+                os.close(fd)
+            worker.link.close()
+        self._selector.close()
+        self._plumbing.close()
+        self._guardian.close()
+        self._fold.close()
+        if self._logs is not None:
+            self._logs.close()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,241 @@
+"""The composition root: builds the parts in order and hands them to the strategies. Only wiring."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import duoka
+from duoka.collectives.arena import Arena
+from duoka.collectives.board import Board
+from duoka.collectives.mailbox import Mailbox
+from duoka.collectives.meeting import Meeting
+from duoka.collectives.shm import SharedMemory
+from duoka.collectives.solo import solo
+from duoka.devices.cpu import available_bytes
+from duoka.devices.device import Device
+from duoka.devices.memory_limit import limit_memory
+from duoka.devices.names import parse
+from duoka.devices.probe import Inventory, list_devices
+from duoka.devices.virtual import choose, cut
+from duoka.errors import DeviceError, LaunchError
+from duoka.frameworks.extra_devices import list_extra_devices
+from duoka.frameworks.starting import start_imported_frameworks
+from duoka.runtime.command import from_process, why_not_here
+from duoka.runtime.environment import foreign_launcher, threads_given
+from duoka.runtime.launch import launch as launch_workers
+from duoka.runtime.plan import Plan, threads_per_worker
+from duoka.runtime.run import say, tell_ending
+from duoka.runtime.worker import Attachment, attachment
+from duoka.strategies.mirrored import Mirrored as Mirrored
+from duoka.strategies.strategy import Request
+from duoka.topology.membership import Membership
+from duoka.topology.placement import place
+
+
+def devices() -> list[Device]:
+    """What can compute here: GPUs, the CPU, and what an already imported framework adds."""
+    return list(_inventory().devices)
+
+
+def virtual_devices(device: str | Device, count: int | None = None, memory_mb: Any = None) -> list[Device]:
+    """Cut a device into several, each with its own memory limit if one is given.
+
+    >>> [part.name for part in virtual_devices("cpu:0", count=2)]
+    ['cpu:0/v0', 'cpu:0/v1']
+    """
+    if isinstance(device, str):
+        inventory = _inventory()
+        name = parse(device, inventory.devices)
+        found = [d for d in inventory.devices if (d.kind, d.index) == (name.kind, name.index)]
+        if not found:
+            here = ", ".join(d.name for d in inventory.devices)
+            raise DeviceError(f"There is no {device} to cut.", why=f"here are: {here}.", do="name one of these.")
+        device = found[0]
+    return cut(device, count, memory_mb)
+
+
+def _inventory() -> Inventory:
+    return list_devices(os.environ, list_extra_devices())
+
+
+class WorkerSession:
+    """This process runs replicas: as a worker of a supervised run, or alone."""
+
+    def __init__(self, plan: Plan, worker: int, collective: SharedMemory) -> None:
+        self._plan = plan
+        self.worker = worker
+        self.collective = collective
+        self.num_replicas = plan.num_replicas
+        self.device = plan.devices[worker]
+        self.deadline_s = plan.deadline_s
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.collective.workers)
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Already on the workers: simply run it."""
+        return function(*args)
+
+
+class NotebookSession:
+    """Several workers, and no script to start them with: everything but `launch` has to wait for it."""
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        self._plan, self._reason = plan, reason
+        self.num_replicas = plan.num_replicas
+        self.num_workers = plan.num_workers
+        self.deadline_s = plan.deadline_s
+        self._inside: WorkerSession | None = None
+
+    @property
+    def _joined(self) -> WorkerSession:
+        if self._inside is None:
+            attached = attachment()
+            if attached is None:
+                raise LaunchError(
+                    f"{self.num_workers} workers cannot be started from here by themselves.",
+                    why=self._reason,
+                    do="put the training into a function and call strategy.launch(function),"
+                    " or into a script: `duoka run script.py`.",
+                )
+            self._inside = _join(attached)
+        return self._inside
+
+    @property
+    def collective(self) -> SharedMemory:
+        return self._joined.collective
+
+    @property
+    def worker(self) -> int:
+        return self._joined.worker
+
+    @property
+    def device(self) -> Device:
+        return self._joined.device
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        launched = launch_workers(self._plan, lambda: function(*args), say)
+        if launched.outcome.exit_code:
+            tell_ending(launched.outcome, self._plan)
+            raise LaunchError(f"The launched function failed (exit code {launched.outcome.exit_code}).")
+        return launched.results[min(launched.results)]
+
+
+_sessions: dict[int, WorkerSession] = {}  # by process: a forked child starts without one
+
+
+def connect(request: Request) -> WorkerSession | NotebookSession:
+    """Give a strategy its place in a run; in a script outside of one, become the run's supervisor."""
+    attached = attachment()
+    if attached is not None:
+        _check_same_run(request, attached.plan)
+        return _join(attached)
+    if launcher := foreign_launcher(os.environ):
+        raise LaunchError(
+            f"{launcher} has already started several copies of this script.",
+            why="Duoka starts its own workers, and each copy would start all of them again.",
+            do="start it as `python script.py` or `duoka run script.py`.",
+        )
+    plan = make_plan(request)
+    if plan.num_replicas == 1:
+        return _alone(plan)
+    main_module = sys.modules["__main__"]
+    reason = why_not_here(
+        main_module=main_module,
+        modules=set(sys.modules),
+        is_main_thread=threading.current_thread() is threading.main_thread(),
+        trace=sys.gettrace(),
+        orig_argv=sys.orig_argv,
+        is_multiprocessing_child=multiprocessing.parent_process() is not None,
+    )
+    command = from_process(sys.orig_argv, sys.argv, main_module, duoka.START_DIRECTORY)
+    if not sys.platform.startswith("linux"):
+        reason = "several workers need Linux for now (memfd and pidfd)."
+    if command is None or reason is not None:
+        reason = reason or "there is no script behind __main__."
+        return _alone(plan) if plan.num_workers == 1 else NotebookSession(plan, reason)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(command.directory)
+    os.execv(
+        command.interpreter[0],
+        [*command.interpreter, "-m", "duoka.runtime.run", plan.to_json(), command.to_json()],
+    )
+
+
+def make_plan(request: Request, origin: str = "script") -> Plan:
+    """Decide on devices, replicas and threads. Everything that cannot work is an error here."""
+    inventory = _inventory()
+    choice = choose(request.devices, inventory, request.soft_placement)
+    num_replicas = len(choice.devices) if request.replicas is None else request.replicas
+    place(num_replicas, range(len(choice.devices)))
+    cores = inventory.of_kind("cpu")[0].cores or 1
+    given = request.threads or threads_given(os.environ)
+    return Plan(
+        devices=choice.devices,
+        num_replicas=num_replicas,
+        threads=threads_per_worker(num_replicas, cores, given),
+        seed=request.seed,
+        deadline_s=request.deadline_s,
+        notes=choice.notes,
+        origin=origin,
+    )
+
+
+def _check_same_run(request: Request, plan: Plan) -> None:
+    """The script runs again in each worker; it must ask for the run that was started."""
+    if plan.origin != "script":
+        return  # the command line wins, and has said so
+    wanted = make_plan(request)
+    if (wanted.num_workers, wanted.num_replicas, wanted.seed) != (
+        plan.num_workers,
+        plan.num_replicas,
+        plan.seed,
+    ):
+        raise LaunchError(
+            f"This run has {plan.num_replicas} replicas on {plan.num_workers} workers, seed {plan.seed};"
+            f" the strategy asks for {wanted.num_replicas} on {wanted.num_workers}, seed {wanted.seed}.",
+            why="the first strategy of a script decides, and every worker must ask for the same.",
+            do="make one strategy and use it everywhere; do not let its arguments depend on the worker.",
+        )
+
+
+def _join(attached: Attachment) -> WorkerSession:
+    if os.getpid() not in _sessions:
+        identity, plan = attached.identity, attached.plan
+        membership = Membership(0, tuple(range(plan.num_workers)))
+        board = Board.of_fd(identity.board, plan.num_workers)
+        mailbox = Mailbox(identity.inbox, dict(enumerate(identity.outboxes)))
+
+        def describe(worker: int) -> str:
+            return f"worker {worker} ({plan.devices[worker].name})"
+
+        meeting = Meeting(identity.worker, membership, mailbox, board, attached.link, describe=describe)
+        arena = Arena(identity.arena, available_bytes=available_bytes)
+        collective = SharedMemory(meeting, arena, plan.num_replicas, deadline_s=plan.deadline_s, describe=describe)
+        attached.completed_calls = lambda: meeting.completed
+        _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
+        _apply_memory_limit(plan.devices[identity.worker])
+    return _sessions[os.getpid()]
+
+
+def _alone(plan: Plan) -> WorkerSession:
+    _apply_memory_limit(plan.devices[0])
+    collective = solo(plan.num_replicas, available_bytes=available_bytes, deadline_s=plan.deadline_s)
+    return WorkerSession(plan, 0, collective)
+
+
+def _apply_memory_limit(device: Device) -> None:
+    """On a CPU the limit counts what is allocated from here on, after the frameworks have started."""
+    if device.kind == "cpu" and device.memory_limit_mb is not None:
+        start_imported_frameworks()
+        limit_memory(device.memory_limit_mb)
+
+
+Mirrored.connect = staticmethod(connect)

@@ -1,0 +1,161 @@
+"""`Mirrored`: every replica holds the same weights, and every step adds up all replicas' gradients."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from duoka.collectives.arrays import Array, as_array, sum_dtype
+from duoka.collectives.collective import Buffer
+from duoka.devices.device import Device
+from duoka.strategies.strategy import Connect, Request, Session
+
+Compute = Callable[[int], Any]
+
+
+class Mirrored:
+    """Synchronous data parallelism over all devices, or over those given.
+
+    In a script, the first strategy with more than one replica hands over to Duoka's supervisor, which starts
+    the script again, once per device. Put it early: what ran before it runs twice.
+    """
+
+    connect: ClassVar[Connect]  # set by session.py
+
+    def __init__(
+        self,
+        devices: Any = None,
+        replicas: int | None = None,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+        soft_placement: bool = True,
+        deadline_s: float = 60.0,
+    ) -> None:
+        request = Request(devices, replicas, seed, threads, soft_placement, deadline_s)
+        self._session: Session = type(self).connect(request)
+        self._buffers: dict[tuple[tuple[int, str], ...], list[Buffer]] = {}
+        self._step = 0
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas, R. Fixed for the run, whatever the number of workers."""
+        return self._session.num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return self.replicas
+
+    @property
+    def num_workers(self) -> int:
+        return self._session.num_workers
+
+    @property
+    def worker(self) -> int:
+        """The number of this process among the workers."""
+        return self._session.worker
+
+    @property
+    def local_replicas(self) -> tuple[int, ...]:
+        """The replicas that this worker runs now."""
+        return self._session.collective.replicas
+
+    @property
+    def device(self) -> Device:
+        return self._session.device
+
+    @property
+    def is_main(self) -> bool:
+        """True on one worker: the one that prints and saves. The role moves when that worker is lost."""
+        return self.worker == min(self._session.collective.workers)
+
+    @property
+    def step(self) -> int:
+        """How many steps have been committed."""
+        return self._step
+
+    def sum_over_replicas(self, compute: Compute) -> Any:
+        """One step: the sum of `compute(replica)` over all replicas, in tree order, on every worker.
+
+        `compute` gives an array or a list of arrays, and must depend on the replica's number and on what all
+        workers share, nothing else: when a worker is lost, another computes its replicas again.
+
+        >>> import duoka
+        >>> strategy = duoka.Mirrored(devices=1, replicas=4)          # doctest: +SKIP
+        >>> strategy.sum_over_replicas(lambda replica: replica * 1.0) # doctest: +SKIP
+        array(6.)
+        """
+        collective = self._session.collective
+        first = collective.replicas[0]
+        given = compute(first)
+        is_list = isinstance(given, (list, tuple))
+        ready = {first: _arrays(given)}
+        shapes = [(array.shape, array.dtype) for array in ready[first]]
+        buffers = self._buffers_for([(array.size, sum_dtype(array.dtype).str) for array in ready[first]])
+        exchange = collective.exchange(buffers)
+        while True:
+            for replica in exchange.missing:
+                arrays = ready.pop(replica, None) or _arrays(compute(replica))
+                for array, buffer in zip(arrays, buffers, strict=True):
+                    np.copyto(buffer.slot(replica), array.reshape(-1), casting="same_kind")
+                exchange.deposit(replica)
+            if exchange.commit():
+                break
+        results = [
+            exchange.result(buffer).astype(dtype).reshape(shape)
+            for buffer, (shape, dtype) in zip(buffers, shapes, strict=True)
+        ]
+        self._step += 1
+        return results if is_list else results[0]
+
+    def _buffers_for(self, sizes: Sequence[tuple[int, str]]) -> list[Buffer]:
+        key = tuple(sizes)
+        if key not in self._buffers:
+            collective = self._session.collective
+            self._buffers[key] = [collective.buffer(count, dtype) for count, dtype in sizes]
+        return self._buffers[key]
+
+    def sum(self, value: Any) -> Array:
+        """The sum over all replicas. A worker that runs several gives a list, one value for each."""
+        return self._session.collective.all_reduce(self._per_replica(value), "sum")
+
+    def mean(self, value: Any, count: Any = None) -> Array:
+        """The mean over all replicas, weighted by `count` (rows, tokens). A count of zero leaves a value out."""
+        weights = None if count is None else [float(c) for c in self._per_replica(count)]
+        values = [_as_float(v) for v in self._per_replica(value)]
+        return self._session.collective.all_reduce(values, "mean", weights=weights)
+
+    def gather(self, value: Any) -> list[Array]:
+        """Every replica's value, in the order of replicas, on every worker. Sizes may differ."""
+        return self._session.collective.all_gather(self._per_replica(value))
+
+    def barrier(self) -> None:
+        """Wait until all workers are here."""
+        self._session.collective.barrier()
+
+    def _per_replica(self, value: Any) -> list[Any]:
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once, on the main worker."""
+        if self.is_main:
+            builtins.print(*args, **kwargs)
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function on all workers from a notebook; returns what the main worker's call returned.
+
+        The function's result is made of numbers, strings, lists, dictionaries and arrays.
+        """
+        return self._session.launch(function, *args)
+
+
+def _arrays(given: Any) -> list[Array]:
+    return [as_array(part) for part in given] if isinstance(given, (list, tuple)) else [as_array(given)]
+
+
+def _as_float(value: Any) -> Array:
+    array = as_array(value)
+    return array.astype(np.float64) if array.dtype.kind in "iub" else array

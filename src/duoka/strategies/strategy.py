@@ -1,0 +1,49 @@
+"""What strategies stand on: a session, which knows the workers of the run. `session.py` provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from duoka.collectives.collective import Collective
+from duoka.devices.device import Device
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, before anything is decided."""
+
+    devices: Any = None
+    replicas: int | None = None
+    seed: int = 0
+    threads: int | None = None
+    soft_placement: bool = True
+    deadline_s: float = 60.0
+
+
+class Session(Protocol):
+    """The run as one worker sees it."""
+
+    @property
+    def collective(self) -> Collective: ...
+
+    @property
+    def worker(self) -> int: ...
+
+    @property
+    def num_replicas(self) -> int: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def deadline_s(self) -> float: ...
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any: ...
+
+
+Connect = Callable[[Request], Session]
