@@ -38,6 +38,10 @@ class SocketLink:
             return None
         try:
             data = self._socket.recv(_LARGEST_MESSAGE)
+        except ConnectionResetError:
+            # The other side ended without having read all of ours. What it sent before is still there:
+            # the error comes once, and in front of it.
+            data = self._socket.recv(_LARGEST_MESSAGE)
         except OSError:
             data = b""
         if not data:

@@ -1,0 +1,43 @@
+"""Real workers for tests: a function run by forks under the real supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duoka.devices.device import Device
+from duoka.devices.virtual import cut
+from duoka.runtime.launch import Launched, launch
+from duoka.runtime.plan import Plan
+from duoka.runtime.worker import attachment
+from duoka.session import _join
+
+
+def plan_for(num_workers: int, num_replicas: int, deadline_s: float = 20.0) -> Plan:
+    return Plan(
+        devices=tuple(cut(Device("cpu", 0), num_workers)),
+        num_replicas=num_replicas,
+        threads=1,
+        deadline_s=deadline_s,
+    )
+
+
+def run_workers(
+    num_workers: int, num_replicas: int, body: Callable[..., Any], *args: Any, deadline_s: float = 20.0
+) -> Launched:
+    """Run body(collective, *args) on forked workers; what happened is returned, not raised."""
+
+    def in_worker() -> Any:
+        attached = attachment()
+        assert attached is not None
+        return body(_join(attached).collective, *args)
+
+    said: list[str] = []
+    return launch(plan_for(num_workers, num_replicas, deadline_s), in_worker, said.append)
+
+
+@pytest.fixture
+def workers() -> Callable[..., Launched]:
+    return run_workers

@@ -1,0 +1,153 @@
+"""Workers killed at every moment of the exchange; the weights end with the bits of a calm run.
+
+Each seed is a story: how many replicas and workers, which worker dies, and when. Half of the deaths
+happen at a named moment of the protocol, the others at a random instant, by another process's kill -9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from duoka.collectives.solo import solo
+from tests.conftest import run_workers
+
+STEPS = 6
+SIZES = {"small": 500, "large": 60_000}  # floats: one meeting, or two with the work shared by slices
+
+
+@dataclass(frozen=True)
+class Strike:
+    """Kill this worker at its n-th moment, or this many seconds after it has started."""
+
+    worker: int
+    moment: int | None = None
+    after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    num_workers: int
+    num_replicas: int
+    size: str
+    strikes: tuple[Strike, ...]
+
+
+def gradient(replica: int, step: int, weights: np.ndarray) -> np.ndarray:
+    """Depends on everything that must not be lost or applied twice."""
+    phase = np.arange(weights.size, dtype=np.float32) * np.float32(1 + replica) + np.float32(step)
+    return (weights * np.float32(1.0 + 0.1 * replica) + np.sin(phase)).astype(np.float32)
+
+
+def train(collective, size: str, strikes: tuple[Strike, ...]) -> dict:
+    mine = [strike for strike in strikes if strike.worker == collective.worker]
+    moments = 0
+
+    def moment(name: str) -> None:
+        nonlocal moments
+        if any(strike.moment == moments for strike in mine):
+            os.kill(os.getpid(), signal.SIGKILL)
+        moments += 1
+
+    collective.moment = moment
+    for strike in mine:
+        if strike.after_s is not None:
+            _kill_later(strike.after_s)
+    buffers = [collective.buffer(SIZES[size], "f4"), collective.buffer(1, "i8")]
+    weights = np.zeros(SIZES[size], np.float32)
+    applied = 0
+    for step in range(STEPS):
+        exchange = collective.exchange(buffers)
+        while True:
+            for replica in exchange.missing:
+                buffers[0].slot(replica)[:] = gradient(replica, step, weights)
+                buffers[1].slot(replica)[:] = 10**step
+                exchange.deposit(replica, b"%d/%d" % (step, replica))
+            if exchange.commit():
+                break
+        assert exchange.notes == [b"%d/%d" % (step, r) for r in range(collective.num_replicas)]
+        weights -= np.float32(0.05) * exchange.result(buffers[0])
+        applied += int(exchange.result(buffers[1])[0])
+    if any(strike.after_s is not None for strike in mine):
+        time.sleep(20)  # its death comes after the last step
+    return {"sha256": hashlib.sha256(weights.tobytes()).hexdigest(), "applied": applied, "moments": moments}
+
+
+def _kill_later(seconds: float) -> None:
+    victim = os.getpid()
+    if os.fork() == 0:
+        time.sleep(seconds)
+        os.kill(victim, signal.SIGKILL)
+        os._exit(0)
+
+
+_calm: dict[tuple[int, str], dict] = {}
+
+
+def calm(num_replicas: int, size: str) -> dict:
+    if (num_replicas, size) not in _calm:
+        alone = solo(num_replicas, available_bytes=lambda: 2**40)
+        _calm[num_replicas, size] = train(alone, size, ())
+    return _calm[num_replicas, size]
+
+
+def write_story(seed: int) -> Story:
+    chance = random.Random(seed)
+    num_workers = chance.randint(2, 4)
+    num_replicas = chance.randint(num_workers, 6)
+    size = chance.choice(list(SIZES))
+    victims = chance.sample(range(num_workers), chance.choice([1, 1, 2, num_workers - 1]) if num_workers > 2 else 1)
+    strikes = []
+    for victim in victims:
+        if chance.random() < 0.5:
+            # A worker passes at least this many moments: deposit, (stage or reduce,) arrive, ..., complete.
+            strikes.append(Strike(victim, moment=chance.randrange(5 * STEPS)))
+        else:
+            strikes.append(Strike(victim, after_s=chance.uniform(0, 0.03)))
+    return Story(num_workers, num_replicas, size, tuple(strikes))
+
+
+def check(story: Story) -> None:
+    launched = run_workers(story.num_workers, story.num_replicas, train, story.size, story.strikes)
+    told = f"{story}: {launched.outcome}"
+    assert launched.outcome.exit_code == 0, told
+    assert sorted(worker for worker, _ in launched.outcome.lost) == sorted(s.worker for s in story.strikes), told
+    assert all(number == signal.SIGKILL for _, number in launched.outcome.lost), told
+    assert len(launched.results) == story.num_workers - len(story.strikes), told
+    expected = calm(story.num_replicas, story.size)
+    for worker, result in launched.results.items():
+        assert result["sha256"] == expected["sha256"], f"worker {worker}: {told}"
+        assert result["applied"] == expected["applied"], f"worker {worker}: {told}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("block", range(20))
+def test_workers_killed_at_random_moments_change_no_bit(block):
+    for seed in range(10 * block, 10 * block + 10):
+        check(write_story(seed))
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_a_worker_killed_at_each_moment_in_turn_changes_no_bit(size):
+    for moment in range(5 * 3):  # three steps, moment by moment
+        check(Story(2, 2, size, (Strike(moment % 2, moment=moment),)))
+
+
+def test_all_but_one_worker_killed_at_the_same_moment_change_no_bit():
+    check(Story(4, 5, "large", tuple(Strike(worker, moment=7) for worker in (0, 1, 3))))
+
+
+def test_a_second_worker_killed_during_recovery_changes_no_bit():
+    for later in range(7, 12):
+        check(Story(3, 3, "large", (Strike(0, moment=6), Strike(2, moment=later))))
+
+
+def test_a_calm_run_of_several_workers_has_the_bits_of_one():
+    check(Story(3, 5, "large", ()))
