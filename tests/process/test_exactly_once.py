@@ -25,11 +25,13 @@ SIZES = {"small": 500, "large": 60_000}  # floats: one meeting, or two with the 
 
 @dataclass(frozen=True)
 class Strike:
-    """Kill this worker at its n-th moment, or this many seconds after it has started."""
+    """Kill this worker at its n-th moment, or this many seconds after it has started, or in the middle of its
+    n-th announcement, when one of the others has heard it and the rest have not."""
 
     worker: int
     moment: int | None = None
     after_s: float | None = None
+    announcement: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def train(collective, size: str, strikes: tuple[Strike, ...]) -> dict:
     for strike in mine:
         if strike.after_s is not None:
             _kill_later(strike.after_s)
+        if strike.announcement is not None:
+            _kill_between_receivers(collective.meeting._mailbox, strike.announcement)
     buffers = [collective.buffer(SIZES[size], "f4"), collective.buffer(1, "i8")]
     weights = np.zeros(SIZES[size], np.float32)
     applied = 0
@@ -86,6 +90,20 @@ def _kill_later(seconds: float) -> None:
         time.sleep(seconds)
         os.kill(victim, signal.SIGKILL)
         os._exit(0)
+
+
+def _kill_between_receivers(mailbox, announcement: int) -> None:
+    send, count = mailbox.send, 0
+
+    def send_and_die(receivers, message) -> None:
+        nonlocal count
+        if count == announcement:
+            send(tuple(receivers)[:1], message)
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+        send(receivers, message)
+
+    mailbox.send = send_and_die
 
 
 _calm: dict[tuple[int, str], dict] = {}
@@ -138,6 +156,13 @@ def test_workers_killed_at_random_moments_change_no_bit(block):
 def test_a_worker_killed_at_each_moment_in_turn_changes_no_bit(size):
     for moment in range(5 * 3):  # three steps, moment by moment
         check(Story(2, 2, size, (Strike(moment % 2, moment=moment),)))
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_worker_killed_while_some_have_heard_it_and_others_not_changes_no_bit(size, victim):
+    for announcement in range(STEPS):
+        check(Story(3, 6, size, (Strike(victim, announcement=announcement),)))
 
 
 def test_all_but_one_worker_killed_at_the_same_moment_change_no_bit():
