@@ -16,13 +16,14 @@ def expression(num_replicas, nodes):
     def of(node):
         return node.start if node.is_leaf else tuple(of(child) for child in node.children)
 
-    return fold(num_replicas, nodes, of, lambda left, right: (left, right))
+    nodes = tuple(nodes)
+    return fold(num_replicas, nodes, [of(node) for node in nodes], lambda left, right: (left, right))
 
 
 @given(replicas_and_workers)
 def test_every_number_of_workers_adds_in_the_same_order(sizes):
     num_replicas, num_workers = sizes
-    partials = place(num_replicas, range(num_workers)).partials()
+    partials = place(num_replicas, range(num_workers)).partials
     assert expression(num_replicas, partials) == expression(num_replicas, [root(num_replicas)])
 
 
@@ -47,7 +48,7 @@ def test_a_loss_moves_only_lost_replicas_and_keeps_the_order_of_the_sum(sizes, d
                 assert share in after.shares
         assert sorted(r for share in after.shares for r in share.replicas) == list(range(num_replicas))
         assert not lost & set(after.workers)
-        assert expression(num_replicas, after.partials()) == expression(num_replicas, [root(num_replicas)])
+        assert expression(num_replicas, after.partials) == expression(num_replicas, [root(num_replicas)])
         placement = after
 
 

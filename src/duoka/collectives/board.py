@@ -2,7 +2,7 @@
 
 The rows serve two ends: after a meeting everybody compares what the others called, and an error can
 say where a missing worker was seen last. They are read only after the kernel has told us that
-something was written (or that the writer is dead), never polled.
+something was written, or that the deadline has passed; never polled.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import struct
 from dataclasses import dataclass
 
 ROW_BYTES = 1024
-_CALL_BYTES = 384
-_FIXED = struct.Struct("<qqqI")  # pid, completed calls, committed steps, length of the activity
-_ACTIVITY = slice(_FIXED.size, 192)
-_CALLS = (192, 192 + _CALL_BYTES)
+_FIXED = struct.Struct("<qqqq")  # pid, begun calls, completed calls, committed steps
+_CALL_BYTES = (ROW_BYTES - _FIXED.size) // 2
+_CALLS = (_FIXED.size, _FIXED.size + _CALL_BYTES)
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Row:
     pid: int
+    begun: int
     completed: int
     steps: int
-    activity: str
 
 
 def board_bytes(num_workers: int) -> int:
@@ -39,28 +38,27 @@ class Board:
     def of_fd(cls, fd: int, num_workers: int) -> Board:
         return cls(mmap.mmap(fd, board_bytes(num_workers)))
 
-    def write(self, worker: int, row: Row) -> None:
-        start = worker * ROW_BYTES
-        activity = row.activity.encode()[: _ACTIVITY.stop - _ACTIVITY.start]
-        _FIXED.pack_into(self._memory, start, row.pid, row.completed, row.steps, len(activity))
-        begin = start + _ACTIVITY.start
-        self._memory[begin : begin + len(activity)] = activity
+    def write(self, worker: int, pid: int, begun: int, completed: int, steps: int) -> None:
+        _FIXED.pack_into(self._memory, worker * ROW_BYTES, pid, begun, completed, steps)
 
     def read(self, worker: int) -> Row:
-        start = worker * ROW_BYTES
-        pid, completed, steps, length = _FIXED.unpack_from(self._memory, start)
-        begin = start + _ACTIVITY.start
-        text = bytes(self._memory[begin : begin + length]).decode(errors="replace")
-        return Row(pid, completed, steps, text)
+        return Row(*_FIXED.unpack_from(self._memory, worker * ROW_BYTES))
 
-    def write_call(self, worker: int, parity: int, call: bytes) -> None:
-        """What this worker calls now; two places in turn, so that a quick worker never overwrites one still read."""
-        start = worker * ROW_BYTES + _CALLS[parity]
+    def write_call(self, worker: int, number: int, call: bytes) -> None:
+        """What this worker calls now; two places in turn, so that a quick one never overwrites what is still read."""
+        start = worker * ROW_BYTES + _CALLS[number & 1]
         call = call[: _CALL_BYTES - _LENGTH.size]
         _LENGTH.pack_into(self._memory, start, len(call))
         self._memory[start + _LENGTH.size : start + _LENGTH.size + len(call)] = call
 
-    def read_call(self, worker: int, parity: int) -> bytes:
-        start = worker * ROW_BYTES + _CALLS[parity]
+    def read_call(self, worker: int, number: int) -> bytes:
+        start = worker * ROW_BYTES + _CALLS[number & 1]
         (length,) = _LENGTH.unpack_from(self._memory, start)
         return bytes(self._memory[start + _LENGTH.size : start + _LENGTH.size + length])
+
+    def tell_activity(self, worker: int) -> str:
+        """Where this worker was seen last, for errors."""
+        row = self.read(worker)
+        if row.begun > row.completed:
+            return self.read_call(worker, row.begun).decode(errors="replace")
+        return f"its own code, after call {row.completed}" if row.begun else "its start-up"

@@ -17,7 +17,7 @@ from duoka.collectives.arena import PAGE, Arena, round_to_pages
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Buffer
 from duoka.topology.placement import Placement
-from duoka.topology.tree import Node, fold
+from duoka.topology.tree import Node, additions
 
 # Sums of more than two parts go through pieces of this size, so that what lies between stays in the cache.
 _PIECE_BYTES = 256 * 1024
@@ -28,6 +28,7 @@ class SharedBuffer(Buffer):
         self.dtype = np.dtype(dtype)
         self.count = count
         self.nbytes = count * self.dtype.itemsize
+        self.title = f"{self.dtype}[{count}]"
         self._num_replicas = num_replicas
         self._stride = max(PAGE, round_to_pages(self.nbytes))
         self._piece = arena.reserve(num_replicas * self._stride, f"{count:,} x {self.dtype} x {num_replicas} replicas")
@@ -47,7 +48,7 @@ class SharedBuffer(Buffer):
     def reduce_slice(self, placement: Placement, homes: Sequence[int], home: int) -> None:
         """Add up this home's slice of all partial sums, over the home's own slice."""
         start, stop = self._slice(homes, home)
-        nodes = placement.partials()
+        nodes = placement.partials
         if len(nodes) == 1:
             return
         if len(nodes) == 2:
@@ -58,26 +59,22 @@ class SharedBuffer(Buffer):
         for begin in range(start, stop, step):
             self._reduce_piece(nodes, slice(begin, min(begin + step, stop)), home)
 
-    def _reduce_piece(self, nodes: Sequence[Node], piece: slice, home: int) -> None:
-        free = [scratch[: piece.stop - piece.start] for scratch in self._scratches()]
-        used: set[int] = set()
-        adds_left = len(nodes) - 1
-
-        def add(left: Array, right: Array) -> Array:
-            nonlocal adds_left
-            adds_left -= 1
-            if adds_left == 0:
-                return np.add(left, right, out=self._slots[home][piece])
-            # An inner sum is written over one of its own terms when that is scratch already.
-            target = left if id(left) in used else right if id(right) in used else free.pop()
-            np.add(left, right, out=target)
-            if right is not target and id(right) in used:
-                used.discard(id(right))
-                free.append(right)
-            used.add(id(target))
-            return target
-
-        fold(self._num_replicas, nodes, lambda node: self._slots[node.start][piece], add)
+    def _reduce_piece(self, nodes: tuple[Node, ...], piece: slice, home: int) -> None:
+        parts = [self._slots[node.start][piece] for node in nodes]
+        scratch = [part[: piece.stop - piece.start] for part in self._scratches()]
+        *inner, last = additions(self._num_replicas, nodes)
+        # An inner sum is kept in scratch. It is written over one of its own terms when that is scratch already.
+        mine: dict[int, Array] = {}
+        for left, right in inner:
+            target = mine.get(left)
+            if target is None:
+                target = mine.pop(right) if right in mine else scratch.pop()
+            np.add(parts[left], parts[right], out=target)
+            if right in mine:
+                scratch.append(mine.pop(right))
+            parts[left] = mine[left] = target
+        left, right = last
+        np.add(parts[left], parts[right], out=self._slots[home][piece])
 
     def _scratches(self) -> list[Array]:
         if not self._scratch:

@@ -74,7 +74,7 @@ class SharedExchange(Exchange):
         """Mark a subtree as summed; with its sibling it makes the next larger one, within the same share."""
         self._complete.add(node)
         parent = self._parents.get(node)
-        if parent is None or not frozenset(within).issuperset(parent.replicas()):
+        if parent is None or not all(replica in within for replica in parent.replicas()):
             return
         left, right = parent.children
         if left in self._complete and right in self._complete:
@@ -141,16 +141,16 @@ class SharedExchange(Exchange):
 
     def _take(self, placement: Placement) -> None:
         if self.is_small:
-            self._take_small(placement.partials())
+            self._take_small(placement.partials)
         replicas = range(self._collective.num_replicas)
         self._all_notes = [self._staging.read_note(self._number, replica) for replica in replicas]
 
-    def _take_small(self, nodes: Sequence[Node]) -> None:
+    def _take_small(self, nodes: tuple[Node, ...]) -> None:
         start = 0
         for position, buffer in enumerate(self._buffers):
             begin, end = start, start + buffer.nbytes
-            parts = {n: self._staging.slot(self._number, n.start)[begin:end].view(buffer.dtype) for n in nodes}
-            total = fold(self._collective.num_replicas, nodes, parts.__getitem__, np.add)
+            parts = [self._staging.slot(self._number, n.start)[begin:end].view(buffer.dtype) for n in nodes]
+            total = fold(self._collective.num_replicas, nodes, parts, np.add)
             self._small_results[position] = total if len(nodes) > 1 else total.copy()
             start = end
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from duoka.collectives.board import Board, Row
+from duoka.collectives.board import Board
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
 from duoka.errors import DeadlineExceeded, Stopped, WorkerLeft
 from duoka.topology.membership import Membership
@@ -73,21 +73,22 @@ class Meeting:
         self._progress = dict.fromkeys(membership.workers, (-1, -1))
         self._left: dict[int, int] = {}
         self._standing = 0
-        self._activity = "starting"
-        self.note("starting")
+        self._pid = os.getpid()
+        board.write(worker, self._pid, 0, 0, 0)
 
-    def note(self, activity: str) -> None:
-        """Leave word of what this worker does, for the errors of those who wait for it."""
-        self._activity = activity
-        self._board.write(self.worker, Row(os.getpid(), self.completed, self.steps, activity))
+    def begin(self, number: int, description: bytes) -> None:
+        """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
+        self._board.write_call(self.worker, number, description)
+        self._board.write(self.worker, self._pid, number, self.completed, self.steps)
 
-    def call(self, number: int, description: bytes) -> None:
-        self._board.write_call(self.worker, number & 1, description)
-        self.note(description.decode(errors="replace"))
+    def complete(self, number: int, is_step: bool) -> None:
+        self.completed = number
+        self.steps += is_step
+        self._board.write(self.worker, self._pid, number, number, self.steps)
 
     def calls(self, number: int) -> dict[int, bytes]:
         """What each living worker called; to be read once all have arrived."""
-        return {w: self._board.read_call(w, number & 1) for w in self.membership.workers}
+        return {w: self._board.read_call(w, number) for w in self.membership.workers}
 
     def say(self, number: int, phase: int) -> None:
         """Tell the others how far this worker is."""
@@ -164,23 +165,23 @@ class Meeting:
 
     def _deadline_error(self, missing: Sequence[int], phase: int, deadline_s: float) -> DeadlineExceeded:
         late = missing[0]
-        row = self._board.read(late)
-        state = _process_state(row.pid)
+        pid = self._board.read(late).pid
+        activity = self._board.tell_activity(self.worker)
         others = len(self.membership.workers) - len(missing)
         what = f"{self._describe(late)} has not {_PHASES[phase]} at step {self.steps} for {deadline_s:g} s"
-        what += f" ({self._activity}); {others} other{'s' if others != 1 else ''} wait."
+        what += f" ({activity}); {others} other{'s' if others != 1 else ''} wait."
         if len(missing) > 1:
             what += " Also missing: " + ", ".join(self._describe(w) for w in missing[1:]) + "."
         return DeadlineExceeded(
             what,
-            why=f"it was last seen in: {row.activity}; its process {row.pid} is {state}.",
+            why=f"it was last seen in: {self._board.tell_activity(late)}; its process {pid} is {_process_state(pid)}.",
             do="raise deadline_s if one step may take that long; its log has the rest.",
         )
 
     def _left_error(self, worker: int, number: int) -> WorkerLeft:
         return WorkerLeft(
             f"{self._describe(worker)} has finished its script; {self._describe(self.worker)} waits for it"
-            f" in {self._activity}.",
+            f" in {self._board.tell_activity(self.worker)}.",
             why=f"it took part in {self._left[worker]} calls, and this is call {number}:"
             " the workers did not run the same loop.",
             do="let all workers run the same number of steps; a condition that ends the loop must be the same on all.",

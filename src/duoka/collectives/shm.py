@@ -70,7 +70,7 @@ class SharedMemory(Collective):
         """Number the next call and say what it is. Ends the validity of a shared result."""
         self.release()
         self._number += 1
-        self.meeting.call(self._number, description.encode())
+        self.meeting.begin(self._number, description.encode())
         return self._number
 
     def compare_calls(self, number: int) -> None:
@@ -86,13 +86,10 @@ class SharedMemory(Collective):
             )
 
     def complete(self, number: int, *, is_step: bool = False, settled: bool = False) -> None:
-        self.meeting.completed = number
-        if is_step:
-            self.meeting.steps += 1
-            if self._deal_anew and not settled:
-                self._dealt = self._placement = place(self.num_replicas, self.meeting.membership.workers)
-                self._deal_anew = False
-        self.meeting.note(f"its own code, after call {number}")
+        self.meeting.complete(number, is_step)
+        if is_step and self._deal_anew and not settled:
+            self._dealt = self._placement = place(self.num_replicas, self.meeting.membership.workers)
+            self._deal_anew = False
 
     def adopt(self, decision: Decision) -> None:
         """After a loss: only the lost replicas move; from the next step border all are dealt anew."""
@@ -149,7 +146,7 @@ class SharedMemory(Collective):
     def exchange(self, buffers: Sequence[Buffer], deadline_s: float | None = None) -> SharedExchange:
         shared = [buffer for buffer in buffers if isinstance(buffer, SharedBuffer)]
         assert len(shared) == len(buffers), "buffers come from this collective's buffer()"
-        sizes = ", ".join(f"{buffer.dtype}[{buffer.count}]" for buffer in shared)
+        sizes = ", ".join(buffer.title for buffer in shared)
         return self._open_exchange(f"exchange of {sizes}", shared, deadline_s, can_redo=True)
 
     def _open_exchange(
@@ -228,8 +225,9 @@ class SharedMemory(Collective):
                     self.staging.array(number, node.start, dtype, total.size)[:] = total
         placement = self._meet_once(number, deadline_s, lambda: False)
         size = arrays[0].size
-        nodes = placement.partials()
-        result = fold(self.num_replicas, nodes, lambda n: self.staging.array(number, n.start, dtype, size), np.add)
+        nodes = placement.partials
+        staged = [self.staging.array(number, node.start, dtype, size) for node in nodes]
+        result = fold(self.num_replicas, nodes, staged, np.add)
         notes = [self.staging.read_note(number, replica) for replica in range(self.num_replicas)]
         self.complete(number)
         return result if len(nodes) > 1 else result.copy(), self._total_weight(notes)
@@ -254,12 +252,9 @@ class SharedMemory(Collective):
         return exchange.result(buffer), self._total_weight(exchange.notes)
 
     def _total_weight(self, notes: Sequence[bytes]) -> float:
-        return fold(
-            self.num_replicas,
-            [Node(r, r + 1) for r in range(self.num_replicas)],
-            lambda node: _WEIGHT.unpack(notes[node.start])[0],
-            lambda left, right: left + right,
-        )
+        leaves = tuple(Node(r, r + 1) for r in range(self.num_replicas))
+        weights = [float(_WEIGHT.unpack(note)[0]) for note in notes]
+        return fold(self.num_replicas, leaves, weights, lambda left, right: left + right)
 
     def all_gather(self, values: Sequence[Any], *, deadline_s: float | None = None) -> list[Array]:
         arrays = [np.ascontiguousarray(as_array(v)) for v in self._check_given(values, "values")]

@@ -26,6 +26,7 @@ class Staging:
         set_bytes = num_replicas * (SLOT_BYTES + NOTE_BYTES)
         piece = arena.reserve(2 * set_bytes, "small messages")
         self._sets = [piece.bytes[parity * set_bytes : (parity + 1) * set_bytes] for parity in (0, 1)]
+        self._notes = [memoryview(part[self.wide_bytes :].data) for part in self._sets]
 
     @property
     def wide_bytes(self) -> int:
@@ -44,15 +45,11 @@ class Staging:
     def write_note(self, number: int, replica: int, note: bytes) -> None:
         if len(note) + _LENGTH.size > NOTE_BYTES:
             raise MismatchError(f"A note of {len(note)} bytes is too long: {NOTE_BYTES - _LENGTH.size} fit.")
-        place = self._note(number, replica)
-        place[: _LENGTH.size] = np.frombuffer(_LENGTH.pack(len(note)), np.uint8)
-        place[_LENGTH.size : _LENGTH.size + len(note)] = np.frombuffer(note, np.uint8)
+        notes, start = self._notes[number & 1], replica * NOTE_BYTES
+        _LENGTH.pack_into(notes, start, len(note))
+        notes[start + _LENGTH.size : start + _LENGTH.size + len(note)] = note
 
     def read_note(self, number: int, replica: int) -> bytes:
-        place = self._note(number, replica)
-        (length,) = _LENGTH.unpack(place[: _LENGTH.size].tobytes())
-        return place[_LENGTH.size : _LENGTH.size + length].tobytes()
-
-    def _note(self, number: int, replica: int) -> Bytes:
-        start = self.wide_bytes + replica * NOTE_BYTES
-        return self._sets[number & 1][start : start + NOTE_BYTES]
+        notes, start = self._notes[number & 1], replica * NOTE_BYTES
+        (length,) = _LENGTH.unpack_from(notes, start)
+        return bytes(notes[start + _LENGTH.size : start + _LENGTH.size + length])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from duoka.errors import TopologyError
 from duoka.topology.tree import Node, subtrees
@@ -24,7 +25,7 @@ class Placement:
     num_replicas: int
     shares: tuple[Share, ...]
 
-    @property
+    @cached_property
     def workers(self) -> tuple[int, ...]:
         return tuple(sorted({share.worker for share in self.shares}))
 
@@ -32,14 +33,22 @@ class Placement:
         return {worker: len(self.replicas_of(worker)) for worker in self.workers}
 
     def replicas_of(self, worker: int) -> tuple[int, ...]:
-        return tuple(sorted(r for share in self.shares if share.worker == worker for r in share.replicas))
+        return self._replicas_by_worker.get(worker, ())
+
+    @cached_property
+    def _replicas_by_worker(self) -> dict[int, tuple[int, ...]]:
+        return {
+            worker: tuple(sorted(r for share in self.shares if share.worker == worker for r in share.replicas))
+            for worker in self.workers
+        }
 
     def owner(self, replica: int) -> int:
-        return next(share.worker for share in self.shares if replica in share.replicas)
+        return self.share_of(replica).worker
 
     def share_of(self, replica: int) -> Share:
         return next(share for share in self.shares if replica in share.replicas)
 
+    @cached_property
     def partials(self) -> tuple[Node, ...]:
         """The subtrees whose sums the workers exchange, from left to right."""
         return tuple(sorted(node for share in self.shares for node in subtrees(self.num_replicas, share.replicas)))

@@ -8,16 +8,15 @@ subtree may add them up alone; the partial sum then stands for the subtree.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 from duoka.errors import TopologyError
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, order=True)
-class Node:
+class Node(NamedTuple):
     """The subtree over the replicas start, ..., stop - 1."""
 
     start: int
@@ -45,6 +44,7 @@ def root(num_replicas: int) -> Node:
     return Node(0, num_replicas)
 
 
+@lru_cache(maxsize=256)
 def parents(num_replicas: int) -> dict[Node, Node]:
     """Each node of the tree but the root, with its parent."""
     found: dict[Node, Node] = {}
@@ -77,23 +77,35 @@ def subtrees(num_replicas: int, replicas: Collection[int]) -> tuple[Node, ...]:
     return tuple(visit(root(num_replicas)))
 
 
-def fold(
-    num_replicas: int,
-    nodes: Sequence[Node],
-    value_of: Callable[[Node], Value],
-    add: Callable[[Value, Value], Value],
-) -> Value:
-    """Finish the tree from the values of these nodes, which must cover it without overlap.
+@lru_cache(maxsize=256)
+def additions(num_replicas: int, nodes: tuple[Node, ...]) -> tuple[tuple[int, int], ...]:
+    """How to finish the tree from these nodes, which cover it from left to right: positions to add, in order.
 
-    `add` is called with the left child's value first.
+    (i, j) means: add the value at j to the value at i. The total ends up at position 0.
+
+    >>> additions(4, (Node(0, 2), Node(2, 3), Node(3, 4)))
+    ((1, 2), (0, 1))
     """
-    given = frozenset(nodes)
+    position_of = {node: position for position, node in enumerate(nodes)}
+    pairs: list[tuple[int, int]] = []
 
-    def visit(node: Node) -> Value:
-        if node in given:
-            return value_of(node)
+    def visit(node: Node) -> int:
+        if node in position_of:
+            return position_of[node]
         assert not node.is_leaf, f"no value for replica {node.start}"
-        left, right = node.children
-        return add(visit(left), visit(right))
+        left, right = (visit(child) for child in node.children)
+        pairs.append((left, right))
+        return left
 
-    return visit(root(num_replicas))
+    visit(root(num_replicas))
+    return tuple(pairs)
+
+
+def fold(
+    num_replicas: int, nodes: tuple[Node, ...], values: Sequence[Value], add: Callable[[Value, Value], Value]
+) -> Value:
+    """The total of these nodes' values, in the order of the tree; the left term is given first."""
+    parts = list(values)
+    for left, right in additions(num_replicas, nodes):
+        parts[left] = add(parts[left], parts[right])
+    return parts[0]
