@@ -25,7 +25,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 	@touch $@
 
 demo: .venv/.base
-	$(BIN)/duoka demo
+	$(BIN)/python examples/demo.py
 
 check: .venv/.tools
 	$(BIN)/ruff check .

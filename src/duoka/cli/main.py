@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import duoka
 from duoka.errors import DuokaError
 
-VERBS = ("run", "devices", "demo")
+VERBS = ("run", "devices")
 _HELP = {
     "run": "run a script on several devices",
     "devices": "list what can compute here",
-    "demo": "show equal bits on 1, 2 and 4 workers",
 }
 
 

@@ -13,21 +13,26 @@ Array = NDArray[Any]
 
 
 def as_array(value: Any) -> Array:
-    """The same memory as a NumPy array: NumPy arrays, CPU tensors of PyTorch and TensorFlow, numbers.
+    """The same memory as a NumPy array: NumPy arrays, CPU tensors of PyTorch, TensorFlow and JAX, numbers.
 
-    bfloat16 comes as a NumPy array of ml_dtypes' bfloat16, the type JAX and TensorFlow use.
+    bfloat16 is ml_dtypes' type, which TensorFlow and JAX bring along. A bfloat16 tensor of PyTorch has no
+    NumPy counterpart and is refused.
     """
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "__dlpack__"):
+    if hasattr(value, "detach"):  # a tensor that tracks gradients does not lend its memory
+        value = value.detach()
+    for convert in (np.from_dlpack, memoryview, np.asarray):
+        # Each knows types that the others do not: DLPack no strings, buffers no bfloat16.
         try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            pass  # read-only, gradient-tracking or of a type DLPack does not carry; the next ways may
-    try:
-        return np.asarray(memoryview(value))
-    except TypeError:
-        return np.asarray(value)
+            return np.asarray(convert(value))
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+            reason = error
+    raise MismatchError(
+        f"A {type(value).__name__} of type {getattr(value, 'dtype', 'unknown')} cannot be read as an array.",
+        why=str(reason),
+        do="move it to the CPU, or convert it first (a bfloat16 tensor of PyTorch: tensor.float()).",
+    )
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
