@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import duoka
@@ -26,10 +27,11 @@ from duoka.errors import DeviceError, LaunchError
 from duoka.frameworks.extra_devices import list_extra_devices
 from duoka.frameworks.starting import start_imported_frameworks
 from duoka.runtime.command import from_process, why_not_here
+from duoka.runtime.decisions import Standing
 from duoka.runtime.environment import foreign_launcher, threads_given
 from duoka.runtime.launch import launch as launch_workers
-from duoka.runtime.plan import Plan, threads_per_worker
-from duoka.runtime.run import say, tell_ending
+from duoka.runtime.plan import Plan, read_seconds, read_whole_number, threads_per_worker
+from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Request
@@ -60,6 +62,10 @@ def virtual_devices(device: str | Device, count: int | None = None, memory_mb: A
 
 
 def _inventory() -> Inventory:
+    attached = attachment()
+    if attached is not None:
+        # What was here when the run was planned: the script, run again, must come to the same choice.
+        return Inventory(attached.plan.here)
     return list_devices(os.environ, list_extra_devices())
 
 
@@ -120,10 +126,12 @@ class NotebookSession:
         return self._joined.device
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        for line in (*self._plan.notes, describe_plan(self._plan)):
+            say(line)
         launched = launch_workers(self._plan, lambda: function(*args), say)
-        if launched.outcome.exit_code:
-            tell_ending(launched.outcome, self._plan)
-            raise LaunchError(f"The launched function failed (exit code {launched.outcome.exit_code}).")
+        if launched.outcome.exit_code or not launched.results:
+            line, traceback = describe_ending(launched.outcome, self._plan)
+            raise LaunchError(line or "No worker came back with a result.", why=traceback.strip())
         return launched.results[min(launched.results)]
 
 
@@ -136,14 +144,9 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
     if attached is not None:
         _check_same_run(request, attached.plan)
         return _join(attached)
-    if launcher := foreign_launcher(os.environ):
-        raise LaunchError(
-            f"{launcher} has already started several copies of this script.",
-            why="Duoka starts its own workers, and each copy would start all of them again.",
-            do="start it as `python script.py` or `duoka run script.py`.",
-        )
+    refuse_other_launchers()
     plan = make_plan(request)
-    if plan.num_replicas == 1:
+    if plan.num_replicas == 1 and plan.devices[0].memory_limit_mb is None:
         return _alone(plan)
     main_module = sys.modules["__main__"]
     reason = why_not_here(
@@ -152,6 +155,7 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
         is_main_thread=threading.current_thread() is threading.main_thread(),
         trace=sys.gettrace(),
         orig_argv=sys.orig_argv,
+        monitors=_list_monitors(),
         is_multiprocessing_child=multiprocessing.parent_process() is not None,
     )
     command = from_process(sys.orig_argv, sys.argv, main_module, duoka.START_DIRECTORY)
@@ -160,32 +164,48 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
     if command is None or reason is not None:
         reason = reason or "there is no script behind __main__."
         return _alone(plan) if plan.num_workers == 1 else NotebookSession(plan, reason)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.chdir(command.directory)
-    os.execv(
-        command.interpreter[0],
-        [*command.interpreter, "-m", "duoka.runtime.run", plan.to_json(), command.to_json()],
-    )
+    become_supervisor(plan, command)
+
+
+def refuse_other_launchers() -> None:
+    if launcher := foreign_launcher(os.environ):
+        raise LaunchError(
+            f"{launcher} has already started several copies of this script.",
+            why="Duoka starts its own workers, and each copy would start all of them again.",
+            do="start it as `python script.py` or `duoka run script.py`.",
+        )
+
+
+def _list_monitors() -> list[str]:
+    """The tools that watch this process through sys.monitoring, which Python has had since 3.12."""
+    monitoring = getattr(sys, "monitoring", None)
+    return [] if monitoring is None else [name for tool in range(6) if (name := monitoring.get_tool(tool))]
 
 
 def make_plan(request: Request, origin: str = "script") -> Plan:
     """Decide on devices, replicas and threads. Everything that cannot work is an error here."""
     inventory = _inventory()
     choice = choose(request.devices, inventory, request.soft_placement)
-    num_replicas = len(choice.devices) if request.replicas is None else request.replicas
-    place(num_replicas, range(len(choice.devices)))
-    cores = inventory.of_kind("cpu")[0].cores or 1
-    given = request.threads or threads_given(os.environ)
+    given, num_devices = request.replicas, len(choice.devices)
+    num_replicas = num_devices if given is None else read_whole_number(given, "replicas", least=0)
+    place(num_replicas, range(num_devices))
+    threads = request.threads
+    threads = threads_given(os.environ) if threads is None else read_whole_number(threads, "threads", least=1)
     return Plan(
-        devices=choice.devices,
+        devices=_without_holders(choice.devices),
         num_replicas=num_replicas,
-        threads=threads_per_worker(num_replicas, cores, given),
-        seed=request.seed,
-        deadline_s=request.deadline_s,
+        threads=threads_per_worker(num_replicas, inventory.of_kind("cpu")[0].cores or 1, threads),
+        seed=read_whole_number(request.seed, "seed", least=0),
+        deadline_s=read_seconds(request.deadline_s, "deadline_s"),
         notes=choice.notes,
         origin=origin,
+        here=_without_holders(inventory.devices),
     )
+
+
+def _without_holders(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Who else uses a device is of no use to a worker, and a thousand of them must fit into one message."""
+    return tuple(replace(device, holders=()) for device in devices)
 
 
 def _check_same_run(request: Request, plan: Plan) -> None:
@@ -193,14 +213,9 @@ def _check_same_run(request: Request, plan: Plan) -> None:
     if plan.origin != "script":
         return  # the command line wins, and has said so
     wanted = make_plan(request)
-    if (wanted.num_workers, wanted.num_replicas, wanted.seed) != (
-        plan.num_workers,
-        plan.num_replicas,
-        plan.seed,
-    ):
+    if (wanted.devices, wanted.num_replicas, wanted.seed) != (plan.devices, plan.num_replicas, plan.seed):
         raise LaunchError(
-            f"This run has {plan.num_replicas} replicas on {plan.num_workers} workers, seed {plan.seed};"
-            f" the strategy asks for {wanted.num_replicas} on {wanted.num_workers}, seed {wanted.seed}.",
+            f"This run is {describe_plan(plan)}; the strategy asks for {describe_plan(wanted)}.",
             why="the first strategy of a script decides, and every worker must ask for the same.",
             do="make one strategy and use it everywhere; do not let its arguments depend on the worker.",
         )
@@ -219,13 +234,15 @@ def _join(attached: Attachment) -> WorkerSession:
         meeting = Meeting(identity.worker, membership, mailbox, board, attached.link, describe=describe)
         arena = Arena(identity.arena, available_bytes=available_bytes)
         collective = SharedMemory(meeting, arena, plan.num_replicas, deadline_s=plan.deadline_s, describe=describe)
-        attached.completed_calls = lambda: meeting.completed
+        attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         _apply_memory_limit(plan.devices[identity.worker])
     return _sessions[os.getpid()]
 
 
 def _alone(plan: Plan) -> WorkerSession:
+    for note in plan.notes:
+        say(note)
     _apply_memory_limit(plan.devices[0])
     collective = solo(plan.num_replicas, available_bytes=available_bytes, deadline_s=plan.deadline_s)
     return WorkerSession(plan, 0, collective)

@@ -1,7 +1,8 @@
 """Workers killed at every moment of the exchange; the weights end with the bits of a calm run.
 
-Each seed is a story: how many replicas and workers, which worker dies, and when. Half of the deaths
-happen at a named moment of the protocol, the others at a random instant, by another process's kill -9.
+Each seed is a story: how many replicas and workers, which worker dies, and when. Deaths
+happen at a named moment of the protocol, in the middle of an announcement, or at a random instant, by another
+process's kill -9.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def train(collective, size: str, strikes: tuple[Strike, ...]) -> dict:
         assert exchange.notes == [b"%d/%d" % (step, r) for r in range(collective.num_replicas)]
         weights -= np.float32(0.05) * exchange.result(buffers[0])
         applied += int(exchange.result(buffers[1])[0])
+        collective.end_step()
     if any(strike.after_s is not None for strike in mine):
         time.sleep(20)  # its death comes after the last step
     return {"sha256": hashlib.sha256(weights.tobytes()).hexdigest(), "applied": applied, "moments": moments}
@@ -124,7 +126,10 @@ def write_story(seed: int) -> Story:
     victims = chance.sample(range(num_workers), chance.choice([1, 1, 2, num_workers - 1]) if num_workers > 2 else 1)
     strikes = []
     for victim in victims:
-        if chance.random() < 0.5:
+        kind = chance.choice(["moment", "instant", "announcement"])
+        if kind == "announcement":
+            strikes.append(Strike(victim, announcement=chance.randrange(STEPS)))
+        elif kind == "moment":
             # A worker passes at least this many moments: deposit, (stage or reduce,) arrive, ..., complete.
             strikes.append(Strike(victim, moment=chance.randrange(5 * STEPS)))
         else:
@@ -172,6 +177,15 @@ def test_all_but_one_worker_killed_at_the_same_moment_change_no_bit():
 def test_a_second_worker_killed_during_recovery_changes_no_bit():
     for later in range(7, 12):
         check(Story(3, 3, "large", (Strike(0, moment=6), Strike(2, moment=later))))
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_a_second_death_while_replicas_are_dealt_anew_changes_no_bit(size):
+    """The second victim is heard by one survivor, which crosses the border of the step, and not by the other."""
+    per_step = 1 if size == "small" else 3  # announcements: arrived, reduced, taken
+    for first in range(4, 9):
+        for later in range(per_step, 4 * per_step):
+            check(Story(4, 5, size, (Strike(1, moment=first), Strike(2, announcement=later))))
 
 
 def test_a_calm_run_of_several_workers_has_the_bits_of_one():

@@ -1,6 +1,6 @@
 from duoka.devices.device import Device
 from duoka.devices.virtual import cut
-from duoka.runtime.decisions import State, Vote, exit_code, judge
+from duoka.runtime.decisions import Standing, State, Vote, exit_code, judge
 from duoka.runtime.environment import foreign_launcher, threads_given, worker_environment
 from duoka.runtime.identity import VARIABLE, Identity, read_identity
 from duoka.runtime.plan import Plan, threads_per_worker
@@ -9,14 +9,14 @@ from duoka.topology.membership import Membership
 
 def test_a_vote_waits_for_every_survivor_and_takes_the_furthest():
     vote = Vote(Membership(3, (0, 2)))
-    vote.report(0, 3, 7)
-    assert vote.outcome(left={}) is None
-    vote.report(2, 2, 9)  # late, of an older generation
-    vote.report(1, 3, 9)  # not a member
-    assert vote.outcome(left={}) is None
-    vote.report(2, 3, 8)
-    assert vote.outcome(left={}) == 8
-    assert vote.outcome(left={1: 9}) == 9
+    vote.report(0, 3, Standing(7, 2))
+    assert vote.outcome(left=[]) is None
+    vote.report(2, 2, Standing(9, 3))  # late, of an older generation
+    vote.report(1, 3, Standing(9, 3))  # not a member
+    assert vote.outcome(left=[]) is None
+    vote.report(2, 3, Standing(8, 2))
+    assert vote.outcome(left=[]) == Standing(8, 2)
+    assert vote.outcome(left=[Standing(8, 3)]) == Standing(8, 3)
 
 
 def test_a_signal_is_a_loss_and_an_exit_code_a_failure():

@@ -21,18 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="T", type=int, help="threads per worker; default: cores // replicas")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="the seed of the run (default 0)")
     parser.add_argument("--deadline", metavar="S", type=float, default=60.0, help="seconds to wait for a worker")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py ...", help="or -m module ...")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module ...", help="run a module")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py ...", help="run a script")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    command = from_words(arguments.command, sys.executable, os.getcwd())
+    words = arguments.command if arguments.module is None else ["-m", *arguments.module]
+    command = from_words(words[words[:1] == ["--"] :], sys.executable, os.getcwd())
     if arguments.devices is None and arguments.replicas is None:
         # Nothing to decide here: the script does, and starting it plainly is the same.
         target = ["-m", command.module] if command.module is not None else [str(command.script)]
         os.execv(sys.executable, [sys.executable, *target, *command.arguments])
     # Imported late: `duoka run --help` and a wrong script name need none of it.
-    from duoka.runtime.run import run_script
-    from duoka.session import make_plan
+    from duoka.runtime.run import become_supervisor
+    from duoka.session import make_plan, refuse_other_launchers
     from duoka.strategies.strategy import Request
 
     request = Request(
@@ -42,4 +44,5 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         deadline_s=arguments.deadline,
     )
-    return run_script(make_plan(request, origin="command line"), command)
+    refuse_other_launchers()
+    become_supervisor(make_plan(request, origin="command line"), command)

@@ -21,6 +21,7 @@ from duoka.errors import OutOfMemory
 PAGE = mmap.PAGESIZE
 
 _MAP_FIXED = 0x10
+_PROT_NONE = 0
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 Bytes = NDArray[np.uint8]
@@ -44,10 +45,12 @@ class Arena:
     def reserve(self, nbytes: int, purpose: str) -> Piece:
         """A piece of at least this size, really there: shortage is an error now, not a SIGBUS later."""
         size = max(PAGE, round_to_pages(nbytes))
-        available = self._available_bytes()
-        if size > available:
-            raise _shortage(size, available, purpose)
         offset = self._reserved_bytes
+        # What another worker has already made room for is not needed a second time.
+        there = 0 if self._fd is None else max(0, os.fstat(self._fd).st_blocks * 512 - offset)
+        available = self._available_bytes()
+        if size - there > available:
+            raise _shortage(size, available, purpose)
         self._reserved_bytes += size
         if self._fd is None:
             return Piece(mmap.mmap(-1, size), None, offset, size)
@@ -92,7 +95,8 @@ class _Stitched:
         self._nbytes = sum(nbytes for _, nbytes in ranges)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         reserve = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._address = _mmap(None, self._nbytes, protection, reserve, -1, 0)
+        # Without access: writable memory would count against a memory limit until it is mapped over.
+        self._address = _mmap(None, self._nbytes, _PROT_NONE, reserve, -1, 0)
         place = self._address
         for offset, nbytes in ranges:
             populate = getattr(mmap, "MAP_POPULATE", 0)

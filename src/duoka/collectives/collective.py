@@ -84,8 +84,15 @@ class Collective(ABC):
         """Memory for `exchange`, handed out once and used for every step."""
 
     @abstractmethod
-    def exchange(self, buffers: Sequence[Buffer], deadline_s: float | None = None) -> Exchange:
-        """Begin a step. Waits until everybody has taken the last result out of these buffers."""
+    def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> Exchange:
+        """Begin a step. Waits until everybody has taken the last result out of these buffers.
+
+        The name is compared between workers when it is committed.
+        """
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """A step border: all workers have committed the same step. After a loss, replicas are dealt anew here."""
 
     @abstractmethod
     def all_reduce(

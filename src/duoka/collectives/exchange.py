@@ -33,19 +33,19 @@ Moment = Callable[[str], None]
 
 
 class SharedExchange(Exchange):
-    def __init__(
-        self, collective: SharedMemory, buffers: Sequence[SharedBuffer], number: int, *, can_redo: bool
-    ) -> None:
+    def __init__(self, collective: SharedMemory, buffers: Sequence[SharedBuffer], call: str, *, can_redo: bool) -> None:
         self._collective = collective
         self._meeting: Meeting = collective.meeting
         self._staging: Staging = collective.staging
         self._moment: Moment = collective.moment
         self._buffers = list(buffers)
-        self._number = number
+        self._call = call
+        self._number = 0  # given when it is committed: other calls may come between the deposits
         self._can_redo = can_redo
         self._homes = collective.homes
         self._folded: set[int] = set()
         self._complete: set[Node] = set()
+        self._staged: set[Node] = set()
         self._deposited: set[int] = set()
         self._notes: dict[int, bytes] = {}
         self._parents = parents(collective.num_replicas)
@@ -86,6 +86,11 @@ class SharedExchange(Exchange):
     def commit(self, deadline_s: float | None = None) -> bool:
         assert not self.missing, f"replicas {self.missing} have not been deposited"
         deadline_s = self._collective.deadline_s if deadline_s is None else deadline_s
+        if not self._number:
+            self._number = self._collective.begin(self._call)
+            if not self.is_small:
+                for buffer in self._buffers:
+                    buffer.last_exchange = self._number
         while not self._is_committed:
             try:
                 self._attempt(deadline_s)
@@ -97,7 +102,7 @@ class SharedExchange(Exchange):
                 if regrouped.decision.completed >= self._number:
                     # Somebody completed this step before the loss: its result is there to be taken.
                     self._take(before)
-                    self._finish(settled=True)
+                    self._finish()
                 elif not self._can_redo:
                     raise self._collective.lost_error(regrouped.decision, self._number) from None
                 elif self.missing:
@@ -118,13 +123,18 @@ class SharedExchange(Exchange):
             self._meeting.meet(self._number, REDUCED, deadline_s)
 
     def _stage(self) -> None:
-        """Copy this worker's partial sums to where everybody reads small numbers."""
-        for node in self._complete:
+        """Copy this worker's partial sums to where everybody reads small numbers, each of them once.
+
+        When the call is done again, what was staged still stands there. The slots may not: a worker that had
+        come further, and has died since, may have run some of these replicas and written their next step.
+        """
+        for node in self._complete - self._staged:
             place = self._staging.slot(self._number, node.start)
             start = 0
             for buffer in self._buffers:
                 place[start : start + buffer.nbytes].view(buffer.dtype)[:] = buffer.slot(node.start)
                 start += buffer.nbytes
+            self._staged.add(node)
             self._moment("staging")
 
     def _write_notes(self) -> None:
@@ -154,10 +164,10 @@ class SharedExchange(Exchange):
             self._small_results[position] = total if len(nodes) > 1 else total.copy()
             start = end
 
-    def _finish(self, settled: bool = False) -> None:
+    def _finish(self) -> None:
         self._is_committed = True
         self._moment("completed")
-        self._collective.complete(self._number, is_step=True, settled=settled)
+        self._collective.complete(self._number)
         if not self.is_small:
             self._collective.hold(self._number)
 

@@ -37,7 +37,8 @@ class Decision:
 
     membership: Membership
     lost: tuple[int, ...]
-    completed: int
+    completed: int  # the last call that anybody completed
+    steps: int  # the steps that the furthest survivor has behind it
 
 
 class Regrouped(Exception):
@@ -81,9 +82,8 @@ class Meeting:
         self._board.write_call(self.worker, number, description)
         self._board.write(self.worker, self._pid, number, self.completed, self.steps)
 
-    def complete(self, number: int, is_step: bool) -> None:
+    def complete(self, number: int) -> None:
         self.completed = number
-        self.steps += is_step
         self._board.write(self.worker, self._pid, number, number, self.steps)
 
     def calls(self, number: int) -> dict[int, bytes]:
@@ -137,7 +137,8 @@ class Meeting:
         """Report to the supervisor and wait for its decision; a further loss starts this again."""
         while True:
             generation = int(message["generation"])
-            self._link.send({"kind": "report", "generation": generation, "completed": self.completed})
+            standing = {"completed": self.completed, "steps": self.steps}
+            self._link.send({"kind": "report", "generation": generation} | standing)
             while True:
                 answer = self._link.receive(end - self._clock())
                 if answer is None:
@@ -158,7 +159,7 @@ class Meeting:
         # What was said in the old generation no longer counts. Say again what still holds; a call that
         # is done again is announced again by whoever does it.
         self.say_standing(min(self._standing, 4 * self.completed + TAKEN))
-        return Decision(self.membership, lost, completed)
+        return Decision(self.membership, lost, completed, int(answer["steps"]))
 
     def say_standing(self, standing: int) -> None:
         self.say(standing >> 2, standing & 3)

@@ -51,6 +51,7 @@ class SharedMemory(Collective):
         self._describe = describe
         self._dealt = self._placement = place(num_replicas, meeting.membership.workers)
         self._deal_anew = False
+        self._adopt_later: list[Decision] = []
         self._held = 0
         self._number = 0
         self._scratch: dict[tuple[int, np.dtype[Any]], SharedBuffer] = {}
@@ -85,16 +86,28 @@ class SharedMemory(Collective):
                 do="let every worker run the same calls with the same shapes and types.",
             )
 
-    def complete(self, number: int, *, is_step: bool = False, settled: bool = False) -> None:
-        self.meeting.complete(number, is_step)
-        if is_step and self._deal_anew and not settled:
-            self._dealt = self._placement = place(self.num_replicas, self.meeting.membership.workers)
-            self._deal_anew = False
+    def complete(self, number: int) -> None:
+        self.meeting.complete(number)
 
     def adopt(self, decision: Decision) -> None:
-        """After a loss: only the lost replicas move; from the next step border all are dealt anew."""
-        self._placement = self._placement.without(decision.lost)
-        self._deal_anew = True
+        """After a loss only the lost replicas move, until the border of the step in which the furthest survivor is.
+
+        One that takes a result late is still a step behind: it moves them once it has come to that step.
+        """
+        if decision.steps > self.meeting.steps:
+            self._adopt_later.append(decision)
+        else:
+            self._placement = self._placement.without(decision.lost)
+            self._deal_anew = True
+
+    def end_step(self) -> None:
+        self.meeting.steps += 1
+        if self._deal_anew:
+            self._dealt = self._placement = place(self.num_replicas, self._placement.workers)
+            self._deal_anew = False
+        postponed, self._adopt_later = self._adopt_later, []
+        for decision in postponed:
+            self.adopt(decision)
 
     def hold(self, number: int) -> None:
         self._held = number
@@ -143,22 +156,18 @@ class SharedMemory(Collective):
     def buffer(self, count: int, dtype: Any) -> SharedBuffer:
         return SharedBuffer(self._arena, self.num_replicas, int(count), dtype)
 
-    def exchange(self, buffers: Sequence[Buffer], deadline_s: float | None = None) -> SharedExchange:
+    def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> SharedExchange:
         shared = [buffer for buffer in buffers if isinstance(buffer, SharedBuffer)]
         assert len(shared) == len(buffers), "buffers come from this collective's buffer()"
         sizes = ", ".join(buffer.title for buffer in shared)
-        return self._open_exchange(f"exchange of {sizes}", shared, deadline_s, can_redo=True)
+        return self._open_exchange(f"exchange {name} of {sizes}", shared, deadline_s, can_redo=True)
 
     def _open_exchange(
         self, call: str, buffers: Sequence[SharedBuffer], deadline_s: float | None, *, can_redo: bool
     ) -> SharedExchange:
-        number = self.begin(call)
+        self.release()
         self._wait_until_taken(max((buffer.last_exchange for buffer in buffers), default=0), deadline_s)
-        exchange = SharedExchange(self, buffers, number, can_redo=can_redo)
-        if not exchange.is_small:
-            for buffer in buffers:
-                buffer.last_exchange = number
-        return exchange
+        return SharedExchange(self, buffers, call, can_redo=can_redo)
 
     def _wait_until_taken(self, number: int, deadline_s: float | None) -> None:
         while number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,20 +36,28 @@ def exit_code(exit_status: int) -> int:
     return exit_status if exit_status >= 0 else 128 - exit_status
 
 
+@dataclass(frozen=True, order=True)
+class Standing:
+    """How far a worker is: the last call it completed, and the steps it has behind it."""
+
+    completed: int = 0
+    steps: int = 0
+
+
 @dataclass
 class Vote:
     """The survivors' reports after a loss. Complete when every living worker has given one."""
 
     membership: Membership
-    reports: dict[int, int] = field(default_factory=dict)
+    reports: dict[int, Standing] = field(default_factory=dict)
 
-    def report(self, worker: int, generation: int, completed: int) -> None:
+    def report(self, worker: int, generation: int, standing: Standing) -> None:
         """Reports of an older generation are late and do not count."""
         if generation == self.membership.generation and worker in self.membership.workers:
-            self.reports[worker] = completed
+            self.reports[worker] = standing
 
-    def outcome(self, left: Mapping[int, int]) -> int | None:
-        """The last call anybody completed, once all have reported. Those who left count with their last."""
+    def outcome(self, left: Iterable[Standing]) -> Standing | None:
+        """Where the furthest is, once all have reported. Those who left count with their last."""
         if set(self.reports) != set(self.membership.workers):
             return None
-        return max([*self.reports.values(), *left.values()], default=0)
+        return max([*self.reports.values(), *left], default=Standing())

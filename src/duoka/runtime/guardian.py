@@ -34,10 +34,16 @@ class Guardian:
         return (self._pipe,)
 
     def watch(self, group: int) -> None:
-        os.write(self._pipe, _ENTRY.pack(group))
+        self._tell(group)
 
     def forget(self, group: int) -> None:
-        os.write(self._pipe, _ENTRY.pack(-group))
+        self._tell(-group)
+
+    def _tell(self, entry: int) -> None:
+        try:
+            os.write(self._pipe, _ENTRY.pack(entry))
+        except BrokenPipeError:
+            pass  # somebody has killed the guardian; the run does without it
 
     def close(self) -> None:
         os.close(self._pipe)

@@ -32,10 +32,10 @@ class Identity:
 
 
 def read_identity(environ: Mapping[str, str], parent: int) -> Identity | None:
-    text = environ.get(VARIABLE)
-    if text is None:
-        return None
-    fields = json.loads(text)
-    if fields["supervisor"] != parent:
-        return None
+    try:
+        fields = json.loads(environ[VARIABLE])
+        if fields["supervisor"] != parent:
+            return None
+    except (KeyError, TypeError, ValueError):
+        return None  # not set, or set by somebody else
     return Identity(**{**fields, "outboxes": tuple(fields["outboxes"])})

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from duoka.collectives.values import decode, encode
 from duoka.errors import LaunchError
 from duoka.frameworks.forking import pin_one_thread, why_not_fork
+from duoka.runtime.environment import worker_environment
 from duoka.runtime.identity import Identity
 from duoka.runtime.output import Fold
 from duoka.runtime.plan import Plan
+from duoka.runtime.seeds import seed_frameworks_to_come
 from duoka.runtime.starters import ForkStarter
 from duoka.runtime.supervisor import Outcome, Supervisor
 from duoka.runtime.worker import attach, attachment, run_body
@@ -44,10 +47,15 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
 
     def run(identity: Identity) -> int:
         attached = attach(identity)
+        _take_back_signals()
+        os.environ.update(worker_environment({}, replace(plan, threads=1), identity.worker))
         pin_one_thread()
+        seed_frameworks_to_come(plan.seed)
 
         def body_with_result() -> None:
-            os.write(boxes[identity.worker], encode(body()))
+            data = memoryview(encode(body()))
+            while data:  # one write takes 2 GB at most
+                data = data[os.write(boxes[identity.worker], data) :]
 
         return run_body(attached, body_with_result)
 
@@ -61,6 +69,13 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
         for box in boxes:
             os.close(box)
     return Launched(outcome, {worker: decode(data) for worker, data in finished.items()})
+
+
+def _take_back_signals() -> None:
+    """What the parent does on a signal, notebook servers above all, is not for its forks to do."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _writer(name: str) -> Callable[[bytes], None]:

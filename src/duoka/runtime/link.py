@@ -9,7 +9,7 @@ from typing import Any
 
 from duoka.errors import Stopped
 
-_LARGEST_MESSAGE = 1 << 16
+LARGEST_MESSAGE = 1 << 16
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -27,21 +27,28 @@ class SocketLink:
 
     def send(self, message: dict[str, Any]) -> None:
         """Never blocks for long, and never fails because the other side has gone: its end is noticed elsewhere."""
+        self.try_to_send(message)
+
+    def try_to_send(self, message: dict[str, Any]) -> bool:
+        """Like `send`; False if nobody can have heard it."""
+        data = json.dumps(message).encode()
+        assert len(data) <= LARGEST_MESSAGE, f"a message of {len(data)} bytes: {message['kind']}"
         try:
-            self._socket.send(json.dumps(message).encode()[:_LARGEST_MESSAGE])
+            self._socket.send(data)
         except OSError:
-            pass
+            return False
+        return True
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The next message, or None after this long. Raises Stopped when the other side has gone."""
         if not self._poll.poll(max(0, int(timeout_s * 1000 + 0.999))):
             return None
         try:
-            data = self._socket.recv(_LARGEST_MESSAGE)
+            data = self._socket.recv(LARGEST_MESSAGE)
         except ConnectionResetError:
             # The other side ended without having read all of ours. What it sent before is still there:
             # the error comes once, and in front of it.
-            data = self._socket.recv(_LARGEST_MESSAGE)
+            data = self._socket.recv(LARGEST_MESSAGE)
         except OSError:
             data = b""
         if not data:

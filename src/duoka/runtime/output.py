@@ -79,6 +79,10 @@ class Fold:
             for line in self._cutters[worker, stream].rest():
                 self._take_line(worker, stream, line)
 
+    def announce(self, line: bytes) -> None:
+        """Show a line of our own, on stderr."""
+        self._show_line("err", line)
+
     def flush_due(self) -> None:
         """Show what has waited long enough."""
         now = self._clock()

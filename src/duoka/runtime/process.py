@@ -11,9 +11,14 @@ from collections.abc import Iterable
 _PR_SET_PDEATHSIG = 1
 
 
+# Looked up now: a forked child must not meet the lock of the loader. There is none outside of Linux.
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent dies. If it is dead already, end now."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

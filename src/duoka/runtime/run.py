@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
+from duoka.errors import DuokaError
 from duoka.runtime.command import Command
 from duoka.runtime.output import Fold, Logs, make_run_directory
 from duoka.runtime.plan import Plan
 from duoka.runtime.starters import ScriptStarter
-from duoka.runtime.supervisor import Outcome, Supervisor
+from duoka.runtime.supervisor import Outcome, Supervisor, count_workers
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HERE = os.path.abspath(__file__)
+_SCREEN_BYTES = 4096  # a pipe that can be written takes this much without blocking
 
 
 def say(text: str) -> None:
     """Talk goes to stderr; stdout belongs to the script."""
-    _write_all(2, f"duoka: {text}\n".encode())
+    print(f"duoka: {text}", file=sys.stderr, flush=True)
+
+
+def become_supervisor(plan: Plan, command: Command) -> NoReturn:
+    """Replace this process by the supervisor of a run: what it has imported and holds is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(command.directory)
+    # By its path: with -m, modules in the working directory would come before those of the standard library.
+    os.execv(command.interpreter[0], [*command.interpreter, _HERE, plan.to_json(), command.to_json()])
 
 
 def run_script(plan: Plan, command: Command) -> int:
+    signals = _Signals()
+    out, err = (_Screen(fd, is_hurried=lambda: signals.have_come) for fd in (1, 2))
+    fold = Fold(out.write, err.write, time.monotonic, one_screen=os.isatty(1) and os.isatty(2))
+
+    def say(text: str) -> None:
+        fold.announce(f"duoka: {text}".encode(errors="replace"))
+
     run_directory = make_run_directory(Path(command.directory) / "runs")
-    logs = Logs(run_directory.path, say)
     for note in (*plan.notes, *([run_directory.note] if run_directory.note else [])):
         say(note)
     say(f"{describe_plan(plan)}; logs in {_short(run_directory.path, command.directory)}")
-    one_screen = os.isatty(1) and os.isatty(2)
-    fold = Fold(_writer(1), _writer(2), time.monotonic, one_screen=one_screen)
+    logs = Logs(run_directory.path, say)
     supervisor = Supervisor(plan, ScriptStarter(plan, command, os.environ), fold, logs, say)
-    wakeup, next_signal = _catch_signals()
-    outcome = supervisor.run(wakeup, next_signal)
-    tell_ending(outcome, plan)
+    outcome = supervisor.run(signals.wakeup, signals.next)
+    ending = describe_ending(outcome, plan)
+    if ending.line:
+        say(ending.line)
+    err.write(ending.traceback.encode(errors="replace"))
     return outcome.exit_code
 
 
@@ -47,38 +69,69 @@ def describe_plan(plan: Plan) -> str:
     """
     names = [device.name for device in plan.devices]
     shown = ", ".join(names) if len(names) <= 8 else f"{names[0]} ... {names[-1]}"
-    workers = f"{plan.num_workers} worker{'s' if plan.num_workers > 1 else ''}"
+    workers = count_workers(plan.num_workers)
     replicas = f"{plan.num_replicas} replica{'s' if plan.num_replicas > 1 else ''}"
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''} each"
     return f"{replicas} on {workers} ({shown}), {threads}, seed {plan.seed}"
 
 
-def tell_ending(outcome: Outcome, plan: Plan) -> None:
-    """The first failure's own traceback, once, last."""
+class Ending(NamedTuple):
+    """What is said about the end of a run: one line, and the first failure's own traceback."""
+
+    line: str = ""
+    traceback: str = ""
+
+
+def describe_ending(outcome: Outcome, plan: Plan) -> Ending:
     if outcome.failed_worker is None:
-        if outcome.stopped_because:
-            say(f"stopped: {outcome.stopped_because}.")
-        return
-    others = plan.num_workers - 1
-    device = plan.devices[outcome.failed_worker].name
-    who = f"worker {outcome.failed_worker} ({device})"
-    if others:
-        say(f"{others} worker{'s' if others > 1 else ''} stopped because {who} failed:")
+        return Ending(outcome.last_line)
+    who = f"worker {outcome.failed_worker} ({plan.devices[outcome.failed_worker].name})"
+    what = "failed:" if outcome.failure is not None else f"exited with code {outcome.exit_code}."
+    if outcome.num_stopped:
+        what = f"{count_workers(outcome.num_stopped)} stopped because {who} {what}"
     else:
-        say(f"{who} failed:")
-    if outcome.failure is not None:
-        _write_all(2, outcome.failure["traceback"].encode(errors="replace"))
-    else:
-        say(f"it exited with code {outcome.exit_code}.")
+        what = f"{who} {what}"
+    return Ending(what, "" if outcome.failure is None else outcome.failure["traceback"])
 
 
-def _catch_signals() -> tuple[int, Callable[[], int | None]]:
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    caught: list[int] = []
-    signal.set_wakeup_fd(writing)
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, frame: caught.append(number))
-    return reading, lambda: caught.pop(0) if caught else None
+class _Signals:
+    """Signals to end that have come. One that was ignored when we started stays ignored: nohup means it."""
+
+    def __init__(self) -> None:
+        self.wakeup, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.have_come = False
+        self._caught: deque[int] = deque()
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: self._catch(number))
+
+    def _catch(self, number: int) -> None:
+        self.have_come = True
+        self._caught.append(number)
+
+    def next(self) -> int | None:
+        return self._caught.popleft() if self._caught else None
+
+
+class _Screen:
+    """A stream whose reader may be slow: then the workers wait, too. Once in a hurry, nobody waits for it any more."""
+
+    def __init__(self, fd: int, is_hurried: Callable[[], bool]) -> None:
+        self._fd, self._is_hurried = fd, is_hurried
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def write(self, data: bytes) -> None:
+        """A reader that has gone away (`| head`) does not stop the run; the logs have everything."""
+        try:
+            for start in range(0, len(data), _SCREEN_BYTES):
+                while not self._poll.poll(100):
+                    if self._is_hurried():
+                        return
+                _write_all(self._fd, data[start : start + _SCREEN_BYTES])
+        except OSError:
+            pass
 
 
 def _short(path: Path, directory: str) -> str:
@@ -88,12 +141,7 @@ def _short(path: Path, directory: str) -> str:
         return str(path)
 
 
-def _writer(fd: int) -> Callable[[bytes], None]:
-    return lambda data: _write_all(fd, data)
-
-
 def _write_all(fd: int, data: bytes) -> None:
-    """A reader that has gone away (`| head`) does not stop the run; the logs have everything."""
     try:
         while data:
             data = data[os.write(fd, data) :]
@@ -102,8 +150,12 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """`python -m duoka.runtime.run PLAN COMMAND`: what a script's first strategy turns its process into."""
-    sys.exit(run_script(Plan.from_json(sys.argv[1]), Command.from_json(sys.argv[2])))
+    """`python .../run.py PLAN COMMAND`: what a script's first strategy turns its process into."""
+    try:
+        sys.exit(run_script(Plan.from_json(sys.argv[1]), Command.from_json(sys.argv[2])))
+    except DuokaError as error:
+        say(f"{type(error).__name__}: {error}")
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, Source
 from types import CodeType, ModuleType
 from typing import Any, cast
 
-from duoka.errors import LaunchError
+from duoka.errors import DuokaError, LaunchError
 from duoka.runtime.command import Command
 
 
@@ -38,10 +38,14 @@ def run_as_main(command: Command) -> None:
 def user_traceback(error: BaseException) -> str:
     """Format an error with its causes, starting at the user's first frame.
 
-    A script that cannot be compiled is shown as Python shows it: file, line and caret, no frames.
+    A script that cannot be compiled is shown as Python shows it: file, line and caret, no frames. One of our
+    own errors says itself what happened: it ends at the user's last frame.
     """
     shown = traceback.TracebackException.from_exception(error)
     _drop_own_frames(shown)
+    if isinstance(error, DuokaError):
+        while len(shown.stack) > 1 and shown.stack[-1].filename.startswith(_PACKAGE):
+            del shown.stack[-1]
     return "".join(shown.format())
 
 
@@ -124,6 +128,7 @@ def _leave_first_path() -> bool:
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.join(os.path.dirname(_HERE), "")
 _SCRIPT = os.path.join(_HERE, "script.py")
 _HOOK = os.path.join(_HERE, "import_hook.py")
 _IMPORTLIB = os.path.dirname(importlib.util.__file__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 from types import ModuleType
 
 from duoka.runtime.import_hook import after_import
@@ -19,6 +20,13 @@ def seed_everything(seed: int) -> None:
     numpy.random.seed(seed % 2**32)
     for name in _FRAMEWORKS:
         _seed_after_import(name, seed)
+
+
+def seed_frameworks_to_come(seed: int) -> None:
+    """For a forked worker: what its parent had, equal on all, stays; what is imported later is made equal."""
+    for name in _FRAMEWORKS:
+        if name not in sys.modules:
+            _seed_after_import(name, seed)
 
 
 def _seed_after_import(name: str, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,9 @@ from duoka.runtime.identity import VARIABLE, Identity
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
 from duoka.runtime.supervisor import Started
+
+# By its path: with -m, modules in the working directory would come before those of the standard library.
+_WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 
 
 def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int) -> Identity:
@@ -36,19 +40,26 @@ class ScriptStarter:
     def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
         identity = _identity(self._plan, worker, plumbing, link)
         environ = worker_environment(self._environ, self._plan, worker) | {VARIABLE: identity.to_json()}
-        process = subprocess.Popen(
-            [*self._command.interpreter, "-m", "duoka.runtime.worker", self._command.to_json()],
-            env=environ,
-            cwd=self._command.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=identity.descriptors(),
-            start_new_session=True,
-        )
-        assert process.stdout is not None and process.stderr is not None
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        # Held back until the worker is ready for it: Python shows an interrupt during its start as a crash.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                [*self._command.interpreter, _WORKER, self._command.to_json()],
+                env=environ,
+                cwd=self._command.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                pass_fds=identity.descriptors(),
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            os.close(out[1])
+            os.close(err[1])
         self._started.append(process)  # Popen would reap it when collected; the supervisor does that
-        return Started(process.pid, os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno()))
+        return Started(process.pid, out[0], err[0])
 
 
 class ForkStarter:

@@ -2,7 +2,7 @@
 
 It imports no framework and no NumPy: it starts at once and holds no device. Death is what waitpid says.
 A worker that has died by a signal is *lost*: the others are told, after it has been reaped, so that nothing
-of it can write any more. A worker whose own code failed ends the run.
+of it can write any more. A worker whose own code failed ends the run, and so does one that ran out of memory.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from duoka.collectives.mailbox import wake
-from duoka.errors import Stopped
-from duoka.runtime.decisions import State, Vote, exit_code, judge
+from duoka.devices.memory_limit import explain_death
+from duoka.errors import LaunchError, Stopped
+from duoka.runtime.decisions import Standing, State, Vote, exit_code, judge
 from duoka.runtime.guardian import Guardian
 from duoka.runtime.link import SocketLink, make_pair
-from duoka.runtime.output import Fold, Logs
+from duoka.runtime.output import Fold, Logs, name_workers
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
 from duoka.runtime.process import signal_group, signal_name
 from duoka.topology.membership import Membership
 
 GRACE_S = 3.0  # how long a worker may take to end after being asked to
+_LAST_WORDS_BYTES = 8192
+_MOST_READS = 64  # of 64 KB: more than a pipe can hold
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class Worker:
     outputs: dict[int, str]
     state: State = State.RUNNING
     failure: dict[str, Any] | None = None
-    completed: int = 0
+    standing: Standing = Standing()
     result: dict[str, Any] | None = None
+    last_words: bytes = b""  # the end of what it wrote to stderr
 
 
 @dataclass
@@ -67,7 +71,8 @@ class Outcome:
     lost: list[tuple[int, int]] = field(default_factory=list)  # (worker, signal)
     states: dict[int, State] = field(default_factory=dict)
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
-    stopped_because: str = ""
+    num_stopped: int = 0  # how many were still running when the run was ended
+    last_line: str = ""  # to be said when everything else has been shown
 
 
 class Supervisor:
@@ -97,10 +102,13 @@ class Supervisor:
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
         self._guardian = Guardian()
-        self._plumbing = Plumbing(self._plan.num_workers)
         try:
-            for number in range(self._plan.num_workers):
-                self._begin(number)
+            self._plumbing = Plumbing(self._plan.num_workers)
+        except BaseException as error:
+            self._guardian.close()
+            raise self._cannot_start(error) from error
+        try:
+            self._begin_all()
             if wakeup is not None:
                 self._selector.register(wakeup, selectors.EVENT_READ, ("wakeup", None))
             while self._running():
@@ -116,18 +124,36 @@ class Supervisor:
         self._outcome.states = {w.number: w.state for w in self._workers.values()}
         return self._outcome
 
-    def stop(self, why: str, code: int) -> None:
-        """Ask everybody to end; those who have not ended after the grace period are killed."""
+    def stop(self, why: str, code: int, ending: Worker | None = None) -> None:
+        """Ask everybody but the one that is ending already to end. After the grace period all are killed."""
         if self._kill_at is None:
             self._outcome.exit_code = code
-            self._outcome.stopped_because = why
             self._kill_at = self._clock() + GRACE_S
-            for worker in self._running():
+            asked = [worker for worker in self._running() if worker is not ending]
+            self._outcome.num_stopped = len(asked)
+            for worker in asked:
                 self._tell(worker, {"kind": "stop", "why": why})
                 _signal(worker.pid, signal.SIGINT)
+                _signal(worker.pid, signal.SIGCONT)  # one that was stopped hears nothing
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.state is State.RUNNING]
+
+    def _begin_all(self) -> None:
+        try:
+            for number in range(self._plan.num_workers):
+                self._begin(number)
+        except OSError as error:
+            raise self._cannot_start(error) from error
+
+    def _cannot_start(self, error: BaseException) -> BaseException:
+        if not isinstance(error, OSError):
+            return error
+        return LaunchError(
+            f"{self._plan.num_workers} workers cannot be started: {len(self._workers)} were, then none.",
+            why=f"the system refused: {error.strerror or error}.",
+            do="use fewer devices, or raise the limit (`ulimit -n` for open files, `ulimit -u` for processes).",
+        )
 
     def _begin(self, number: int) -> None:
         ours, theirs = make_pair()
@@ -159,14 +185,22 @@ class Supervisor:
                 self._read_link(worker)
             else:
                 self._bury(worker)
-        number = signals()
-        if number is not None:
+        while (number := signals()) is not None:
             self._on_signal(number)
         self._fold.flush_due()
         if self._kill_at is not None and self._clock() >= self._kill_at:
-            for worker in self._running():
-                signal_group(worker.pid, signal.SIGKILL)
-            self._kill_at = self._clock() + GRACE_S
+            self._kill()
+
+    def _kill(self) -> None:
+        late = self._running()
+        for worker in late:
+            signal_group(worker.pid, signal.SIGKILL)
+        if late:
+            self._say(
+                f"{count_workers(len(late))} did not end in time and {'was' if len(late) == 1 else 'were'} killed:"
+                f" {name_workers(worker.number for worker in late)}."
+            )
+        self._kill_at = self._clock() + GRACE_S
 
     def _patience(self) -> float | None:
         due = [moment for moment in (self._fold.next_due(), self._kill_at) if moment is not None]
@@ -175,7 +209,10 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         if self._kill_at is not None:
             self._kill_at = self._clock()  # asked twice: at once
+            return
         self.stop(f"{signal_name(number)} was received", 128 + number)
+        again = "; once more kills them at once" if number == signal.SIGINT else ""
+        self._say(f"{signal_name(number)}: {count_workers(self._outcome.num_stopped)} asked to end{again}.")
 
     def _read_output(self, worker: Worker, fd: int) -> bool:
         """True while there may be more."""
@@ -191,6 +228,8 @@ class Supervisor:
             os.close(fd)
             return False
         stream = worker.outputs[fd]
+        if stream == "err":
+            worker.last_words = (worker.last_words + data)[-_LAST_WORDS_BYTES:]
         if self._logs is not None:
             self._logs.write(worker.number, data)
         self._fold.feed(worker.number, "out" if stream == "out" else "err", data)
@@ -207,11 +246,15 @@ class Supervisor:
         kind = message["kind"]
         if kind == "failed":
             worker.failure = message
+            if self._logs is not None:
+                self._logs.write(worker.number, message["traceback"].encode(errors="replace"))
+            # Not only once it is dead: a thread of its own may keep it from ending while the others wait.
+            self._on_failed(worker, int(message["exit_code"]))
         elif kind == "done":
-            worker.completed = int(message["completed"])
+            worker.standing = _standing(message)
             worker.result = message
         elif kind == "report" and self._vote is not None:
-            self._vote.report(worker.number, int(message["generation"]), int(message["completed"]))
+            self._vote.report(worker.number, int(message["generation"]), _standing(message))
             self._decide()
 
     def _bury(self, worker: Worker) -> None:
@@ -223,9 +266,11 @@ class Supervisor:
         if worker.link.fileno() in self._selector.get_map():
             self._read_link(worker)
         for fd in list(worker.outputs):
-            while self._read_output(worker, fd):
-                pass
-        for fd in worker.outputs:  # still held open by a process that left the group
+            # Not for ever: a process that left the group may hold it open, and go on printing.
+            for _ in range(_MOST_READS):
+                if not self._read_output(worker, fd):
+                    break
+        for fd in worker.outputs:
             self._selector.unregister(fd)
             os.close(fd)
         worker.outputs.clear()
@@ -236,7 +281,7 @@ class Supervisor:
         if worker.state is State.LOST:
             self._on_lost(worker, -status)
         elif worker.state is State.FAILED:
-            self._on_failed(worker, status)
+            self._on_failed(worker, exit_code(status))
         else:
             self._on_left(worker)
 
@@ -244,40 +289,46 @@ class Supervisor:
         if worker.result is not None:
             self._outcome.results[worker.number] = worker.result
         for other in self._running():
-            self._tell(other, {"kind": "left", "worker": worker.number, "completed": worker.completed})
+            self._tell(other, {"kind": "left", "worker": worker.number, "completed": worker.standing.completed})
         self._vote_again(worker)
 
-    def _on_failed(self, worker: Worker, status: int) -> None:
+    def _on_failed(self, worker: Worker, code: int) -> None:
         if self._kill_at is not None:
-            return  # it was asked to end
+            return  # the run is ending, and this is not why
+        if worker.failure is not None and worker.failure["error"] == "WorkerLost" and self._outcome.lost:
+            code = 128 + self._outcome.lost[0][1]
         self._outcome.failed_worker = worker.number
         self._outcome.failure = worker.failure
-        code = exit_code(status) or 1
-        if worker.failure is not None:
-            code = int(worker.failure["exit_code"])
-            if worker.failure["error"] == "WorkerLost" and self._outcome.lost:
-                code = 128 + self._outcome.lost[0][1]
-        self.stop(f"worker {worker.number} failed", code)
+        self.stop(f"worker {worker.number} failed", code or 1, ending=worker)
 
     def _on_lost(self, worker: Worker, number: int) -> None:
         if self._kill_at is not None:
             return
-        self._outcome.lost.append((worker.number, number))
-        device = self._plan.devices[worker.number].name
-        text = f"worker {worker.number} ({device}) was ended by {signal_name(number)}"
-        survivors = self._running()
-        if not survivors and not any(w.state is State.LEFT for w in self._workers.values()):
-            self._outcome.exit_code = 128 + number
-            self._say(f"{text}; no worker is left.")
+        if explained := explain_death(worker.last_words.decode(errors="replace"), self._plan.devices[worker.number]):
+            worker.failure = {"error": "OutOfMemory", "traceback": f"duoka.errors.OutOfMemory: {explained}\n"}
+            self._on_failed(worker, explained.exit_code)
             return
+        self._outcome.lost.append((worker.number, number))
+        text = f"worker {worker.number} ({self._plan.devices[worker.number].name}) was ended by {signal_name(number)}"
+        survivors = self._running()
         if survivors:
-            self._say(f"{text}; {len(survivors)} go on (generation {self._membership.generation + 1}).")
-            lost = {w.number for w in self._workers.values() if w.state is not State.RUNNING}
-            self._membership = self._membership.lose(lost)
-            self._vote = Vote(self._membership)
-            for other in survivors:
-                self._tell(other, {"kind": "lost", "generation": self._membership.generation})
-            self._move_main()
+            generation = self._membership.generation + 1
+            verb = "goes" if len(survivors) == 1 else "go"
+            self._say(f"{text}; {count_workers(len(survivors))} {verb} on (generation {generation}).")
+            self._regroup(survivors)
+        elif any(w.state is State.LEFT for w in self._workers.values()):
+            self._outcome.last_line = f"{text}; the others have finished."
+        else:
+            self._outcome.exit_code = 128 + number
+            self._outcome.last_line = f"{text}; no worker is left."
+
+    def _regroup(self, survivors: Sequence[Worker]) -> None:
+        lost = {w.number for w in self._workers.values() if w.state is not State.RUNNING}
+        self._membership = self._membership.lose(lost)
+        self._vote = Vote(self._membership)
+        for other in survivors:
+            self._tell(other, {"kind": "lost", "generation": self._membership.generation})
+        self._move_main()
 
     def _move_main(self) -> None:
         self._fold.move_main(min(worker.number for worker in self._running()))
@@ -292,13 +343,13 @@ class Supervisor:
 
     def _decide(self) -> None:
         assert self._vote is not None
-        left = {w.number: w.completed for w in self._workers.values() if w.state is State.LEFT}
-        completed = self._vote.outcome(left)
-        if completed is not None:
+        left = [w.standing for w in self._workers.values() if w.state is State.LEFT]
+        furthest = self._vote.outcome(left)
+        if furthest is not None:
             members = self._vote.membership
             decided = {"kind": "decided", "generation": members.generation, "workers": members.workers}
             for worker in self._running():
-                worker.link.send(decided | {"completed": completed})
+                worker.link.send(decided | asdict(furthest))
             self._vote = None
 
     def _tell(self, worker: Worker, message: dict[str, Any]) -> None:
@@ -319,8 +370,16 @@ class Supervisor:
             self._logs.close()
 
 
+def count_workers(num_workers: int) -> str:
+    return f"{num_workers} worker{'s' if num_workers != 1 else ''}"
+
+
 def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
+
+
+def _standing(message: dict[str, Any]) -> Standing:
+    return Standing(int(message["completed"]), int(message["steps"]))

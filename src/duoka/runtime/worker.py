@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from duoka.devices.memory_limit import explain
+from duoka.devices.memory_limit import explain, lift
 from duoka.errors import DuokaError, Stopped
 from duoka.runtime.command import Command
+from duoka.runtime.decisions import Standing
 from duoka.runtime.identity import VARIABLE, Identity, read_identity
 from duoka.runtime.link import SocketLink
 from duoka.runtime.plan import Plan
@@ -20,7 +22,7 @@ from duoka.runtime.process import die_with_parent, keep_from_children
 from duoka.runtime.script import run_as_main, user_traceback
 from duoka.runtime.seeds import seed_everything
 
-_LONGEST_TRACEBACK = 40_000
+_LONGEST_TRACEBACK = 50_000  # in bytes of JSON, so that the message about it fits
 _INTERRUPTED = 130
 
 
@@ -31,7 +33,7 @@ class Attachment:
     identity: Identity
     plan: Plan
     link: SocketLink
-    completed_calls: Callable[[], int] = lambda: 0
+    standing: Callable[[], Standing] = Standing
 
     @property
     def worker(self) -> int:
@@ -64,18 +66,32 @@ def _detach() -> None:
 def run_body(attached: Attachment, body: Callable[[], object]) -> int:
     """Run this worker's part and tell the supervisor how it ended. Returns the exit code."""
     try:
-        body()
-        code = 0
-    except (KeyboardInterrupt, Stopped):
+        code = _run(attached, body)
+        _ignore_interrupts()
+    except KeyboardInterrupt:  # it came in the moment between the end of the body and the line above
         code = _INTERRUPTED
-    except SystemExit as exit:
-        code = _code_of(exit)
-    except BaseException as error:
-        code = _report(attached, error)
     _flush()
     if code == 0:
-        attached.link.send({"kind": "done", "completed": attached.completed_calls()})
+        attached.link.send({"kind": "done"} | asdict(attached.standing()))
     return code
+
+
+def _run(attached: Attachment, body: Callable[[], object]) -> int:
+    try:
+        body()
+        return 0
+    except (KeyboardInterrupt, Stopped):
+        return _INTERRUPTED
+    except SystemExit as exit:
+        return _code_of(exit)
+    except BaseException as error:
+        _ignore_interrupts()
+        return _report(attached, error)
+
+
+def _ignore_interrupts() -> None:
+    """The run may be stopped while this worker ends by itself: its last words are not to be a KeyboardInterrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _code_of(exit: SystemExit) -> int:
@@ -86,20 +102,26 @@ def _code_of(exit: SystemExit) -> int:
 
 
 def _report(attached: Attachment, error: BaseException) -> int:
+    lift()  # a report needs memory, too
     shown: BaseException = explain(error, attached.plan.devices[attached.worker]) or error
     if shown is not error:
         shown.__cause__ = error
     code = shown.exit_code if isinstance(shown, DuokaError) else 1
-    text = user_traceback(shown)
-    attached.link.send(
-        {
-            "kind": "failed",
-            "error": type(shown).__name__,
-            "traceback": text[-_LONGEST_TRACEBACK:],
-            "exit_code": code,
-        }
-    )
+    text = _shorten(user_traceback(shown))
+    failure = {"kind": "failed", "error": type(shown).__name__, "traceback": text, "exit_code": code}
+    if not attached.link.try_to_send(failure):  # a script that closes every descriptor closes ours, too
+        sys.stderr.write(text)
     return code
+
+
+def _shorten(text: str) -> str:
+    """Leave out the middle of a very long text."""
+    num_bytes = len(json.dumps(text))
+    if num_bytes <= _LONGEST_TRACEBACK:
+        return text
+    half = len(text) * _LONGEST_TRACEBACK // num_bytes // 3
+    left_out = f"\n[... {len(text) - 2 * half:,} characters ...]\n"
+    return _shorten(text[:half] + left_out + text[-half:])
 
 
 def _flush() -> None:
@@ -111,25 +133,31 @@ def _flush() -> None:
 
 
 def main() -> None:
-    """`python -m duoka.runtime.worker COMMAND`: what the supervisor starts."""
+    """`python .../worker.py COMMAND`: what the supervisor starts."""
     identity = read_identity(os.environ, os.getppid())
     if identity is None:
         sys.exit("duoka: this is the inside of a worker; start `duoka run script.py` instead.")
     del os.environ[VARIABLE]
     attached = attach(identity)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     command = Command.from_json(sys.argv[1])
-    seed_everything(attached.plan.seed)
-    code = run_body(attached, lambda: run_as_main(command))
+
+    def body() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Held back by the supervisor until now: start-up is no place for a KeyboardInterrupt.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        seed_everything(attached.plan.seed)
+        run_as_main(command)
+
+    code = run_body(attached, body)
     if code:
         sys.exit(code)
 
 
 if __name__ == "__main__":
-    # Run as a module this file is `__main__`, and the script is about to become that.
+    # Run as a file this is `__main__`, and the script is about to become that.
     from duoka.runtime.worker import main as start
 
     start()

@@ -108,6 +108,7 @@ class Mirrored:
             exchange.result(buffer).astype(dtype).reshape(shape)
             for buffer, (shape, dtype) in zip(buffers, shapes, strict=True)
         ]
+        collective.end_step()
         self._step += 1
         return results if is_list else results[0]
 

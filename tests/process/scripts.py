@@ -1,0 +1,195 @@
+"""Scripts run as users run them: real interpreters, real workers. Every run ends with a look at what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PYTHON = (sys.executable,)
+DUOKA_RUN = (sys.executable, "-m", "duoka", "run")
+_MARK = "DUOKA_TEST_MARK"
+_SHARED = Path("/dev/shm")
+
+
+def write(directory: Path, source: str, name: str = "script.py") -> Path:
+    """Put a script into a directory of its own below `directory`; runs start there."""
+    path = directory / "work" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended, and what could be seen of it."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    directory: Path
+
+    @property
+    def run_directory(self) -> Path:
+        (only,) = (self.directory / "runs").iterdir()
+        return only
+
+    def log(self, worker: int) -> str:
+        return (self.run_directory / f"worker-{worker}.log").read_text()
+
+    def said(self) -> list[str]:
+        """What Duoka itself had to say, without its first lines on devices and replicas."""
+        lines = [line.removeprefix("duoka: ") for line in self.err.splitlines() if line.startswith("duoka: ")]
+        return [line for line in lines if "virtual CPU devices" not in line and "; logs in " not in line]
+
+    def facts(self) -> dict[int, dict[str, Any]]:
+        """What each worker printed as JSON, on a line that begins with a brace."""
+        found = {}
+        for path in self.run_directory.glob("worker-*.log"):
+            lines = [line for line in path.read_text().splitlines() if line.startswith("{")]
+            if lines:
+                found[int(path.stem.removeprefix("worker-"))] = json.loads(lines[-1])
+        return found
+
+
+class Run:
+    """A run going on. Its processes carry a mark in their environment, which children inherit."""
+
+    def __init__(
+        self, directory: Path, words: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        self.directory = directory / "work"
+        self._mark = uuid.uuid4().hex
+        self._screen = directory / f"screen-{self._mark}"
+        self._temporary = directory / f"temporary-{self._mark}"
+        for path in (self.directory, self._screen, self._temporary):
+            path.mkdir(exist_ok=True)
+        self._before = self._files(), set(os.listdir(_SHARED))
+        environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST", "OMP_"))}
+        environ |= {_MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._start = time.monotonic()
+        with open(self._screen / "out", "wb") as out, open(self._screen / "err", "wb") as err:
+            given = {"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, "cwd": self.directory} | options
+            self.process = subprocess.Popen(list(words), env=environ | dict(env or {}), **given)
+
+    @property
+    def out(self) -> str:
+        return (self._screen / "out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self._screen / "err").read_text(errors="replace")
+
+    def alive(self) -> dict[int, dict[str, str]]:
+        """The living processes of this run, with the environment each was started with."""
+        found = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    words = Path(f"/proc/{entry}/environ").read_bytes().decode(errors="replace").split("\0")
+                except OSError:
+                    continue
+                environ = dict(word.split("=", 1) for word in words if "=" in word)
+                if environ.get(_MARK) == self._mark:
+                    found[int(entry)] = environ
+        return found
+
+    def workers(self) -> dict[int, int]:
+        """Process ids by worker, as the supervisor (which is the process we started) told its children."""
+        found = {}
+        for pid, environ in self.alive().items():
+            if "DUOKA_WORKER" in environ and _parent(pid) == self.process.pid:
+                found[int(json.loads(environ["DUOKA_WORKER"])["worker"])] = pid
+        return found
+
+    def wait_for(self, text: str, times: int = 1, timeout_s: float = 30) -> None:
+        """Until this has been printed so many times."""
+        _wait_until(
+            lambda: (self.out + self.err).count(text) >= times or self.process.poll() is not None, timeout_s, self
+        )
+        assert (self.out + self.err).count(text) >= times, f"{text!r} did not come:\n{self.out}\n{self.err}"
+
+    def signal(self, number: int) -> None:
+        self._start = time.monotonic()  # what is timed from here on is the ending
+        self.process.send_signal(number)
+
+    def finish(self, timeout_s: float = 30, leaves: Sequence[str] = ()) -> Ended:
+        """Wait for the end, and see that nothing but `runs/` and the named temporary files is left."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            shown = f"{self.alive()}\n{self.out[-3000:]}\n{self.err[-3000:]}"
+            self.end()
+            raise AssertionError(f"the run has not ended after {timeout_s} s:\n{shown}") from None
+        seconds = time.monotonic() - self._start
+        assert not self._left_processes(), f"left behind: {self._left_processes()}\n{self.err}"
+        self.check_files(leaves)
+        return Ended(code, self.out, self.err, seconds, self.directory)
+
+    def wait_until_all_are_gone(self, timeout_s: float = 5) -> float:
+        """For a run whose supervisor is dead: seconds until the last process has gone."""
+        start = time.monotonic()
+        try:
+            _wait_until(lambda: not self.alive(), timeout_s, self)
+        except AssertionError:
+            self.end()
+            raise
+        self.process.wait(timeout_s)
+        return time.monotonic() - start
+
+    def check_files(self, leaves: Sequence[str] = ()) -> None:
+        files, shared = self._before
+        new = sorted(path for path in self._files() - files if path.split("/")[0] != "runs")
+        assert new == [], f"left behind: {new}"
+        temporary = [path.name for path in self._temporary.iterdir()]
+        assert [name for name in temporary if not name.startswith(tuple(leaves))] == []
+        _wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
+
+    def end(self) -> None:
+        """Kill every process of this run."""
+        for pid in self.alive():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(10)
+
+    def _left_processes(self) -> dict[int, str]:
+        return {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200] for pid in self.alive()}
+
+    def _files(self) -> set[str]:
+        return {str(path.relative_to(self.directory)) for path in self.directory.rglob("*")}
+
+
+def start(directory: Path, source: str, *words: str, program: Sequence[str] = PYTHON, **options: Any) -> Run:
+    """Start `program script.py words...`. Options of the program stand in `program`."""
+    write(directory, source)
+    return Run(directory, [*program, "script.py", *words], **options)
+
+
+def run(directory: Path, source: str, *words: str, timeout_s: float = 30, **options: Any) -> Ended:
+    return start(directory, source, *words, **options).finish(timeout_s)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _wait_until(is_so: Callable[[], bool], timeout_s: float, run: Run) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < end, f"not within {timeout_s} s:\n{run.alive().keys()}\n{run.out}\n{run.err}"
+        time.sleep(0.02)
