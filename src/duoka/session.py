@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from duoka.devices.probe import Inventory, list_devices
 from duoka.devices.virtual import choose, cut
 from duoka.errors import DeviceError, LaunchError
 from duoka.frameworks.extra_devices import list_extra_devices
+from duoka.frameworks.recognise import framework_of
 from duoka.frameworks.starting import start_imported_frameworks
 from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.decisions import Standing
@@ -34,7 +36,7 @@ from duoka.runtime.plan import Plan, read_seconds, read_whole_number, threads_pe
 from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.mirrored import Mirrored as Mirrored
-from duoka.strategies.strategy import Request
+from duoka.strategies.strategy import Adapter, Request
 from duoka.topology.membership import Membership
 from duoka.topology.placement import place
 
@@ -79,10 +81,18 @@ class WorkerSession:
         self.num_replicas = plan.num_replicas
         self.device = plan.devices[worker]
         self.deadline_s = plan.deadline_s
+        self._adapters: dict[str, Adapter] = {}
 
     @property
     def num_workers(self) -> int:
         return len(self.collective.workers)
+
+    def adapter(self, objects: Sequence[Any]) -> Adapter:
+        framework = framework_of(objects)
+        if framework not in self._adapters:
+            make = importlib.import_module(f"duoka.frameworks.{framework}.adapter").make_adapter
+            self._adapters[framework] = make(self.collective, self._plan.seed, self.device)
+        return self._adapters[framework]
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Already on the workers: simply run it."""
@@ -124,6 +134,9 @@ class NotebookSession:
     @property
     def device(self) -> Device:
         return self._joined.device
+
+    def adapter(self, objects: Sequence[Any]) -> Adapter:
+        return self._joined.adapter(objects)
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         for line in (*self._plan.notes, describe_plan(self._plan)):

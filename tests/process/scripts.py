@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -71,9 +74,9 @@ class Run:
         self.directory = directory / "work"
         self._mark = uuid.uuid4().hex
         self._screen = directory / f"screen-{self._mark}"
-        self._temporary = directory / f"temporary-{self._mark}"
-        for path in (self.directory, self._screen, self._temporary):
-            path.mkdir(exist_ok=True)
+        for path in (self.directory, self._screen):
+            path.mkdir(parents=True, exist_ok=True)
+        self._temporary = Path(tempfile.mkdtemp(prefix="duoka"))  # short: Unix sockets are made in it
         self._before = self._files(), set(os.listdir(_SHARED))
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST", "OMP_"))}
         environ |= {_MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -81,6 +84,7 @@ class Run:
         with open(self._screen / "out", "wb") as out, open(self._screen / "err", "wb") as err:
             given = {"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, "cwd": self.directory} | options
             self.process = subprocess.Popen(list(words), env=environ | dict(env or {}), **given)
+        atexit.register(self.end)  # a test that has failed half-way leaves nothing running either
 
     @property
     def out(self) -> str:
@@ -154,15 +158,17 @@ class Run:
         temporary = [path.name for path in self._temporary.iterdir()]
         assert [name for name in temporary if not name.startswith(tuple(leaves))] == []
         _wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def end(self) -> None:
-        """Kill every process of this run."""
+        """Kill every process of this run, if there are any."""
         for pid in self.alive():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         self.process.wait(10)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _left_processes(self) -> dict[int, str]:
         return {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200] for pid in self.alive()}

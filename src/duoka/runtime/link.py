@@ -59,3 +59,7 @@ class SocketLink:
 
     def close(self) -> None:
         self._socket.close()
+
+    def forget(self) -> None:
+        """Like `close`, in a child that has closed the descriptor already: its number may be in use again."""
+        self._socket.detach()

@@ -35,7 +35,6 @@ def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int) -> Identit
 class ScriptStarter:
     def __init__(self, plan: Plan, command: Command, environ: Mapping[str, str]) -> None:
         self._plan, self._command, self._environ = plan, command, environ
-        self._started: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
         identity = _identity(self._plan, worker, plumbing, link)
@@ -58,7 +57,7 @@ class ScriptStarter:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             os.close(out[1])
             os.close(err[1])
-        self._started.append(process)  # Popen would reap it when collected; the supervisor does that
+        process.returncode = 0  # the supervisor reaps it; Popen is neither to do so nor to warn that nobody has
         return Started(process.pid, out[0], err[0])
 
 

@@ -56,7 +56,7 @@ class Worker:
     outputs: dict[int, str]
     state: State = State.RUNNING
     failure: dict[str, Any] | None = None
-    standing: Standing = Standing()
+    standing: Standing = field(default_factory=Standing)
     result: dict[str, Any] | None = None
     last_words: bytes = b""  # the end of what it wrote to stderr
 
@@ -104,7 +104,7 @@ class Supervisor:
         self._guardian = Guardian()
         try:
             self._plumbing = Plumbing(self._plan.num_workers)
-        except BaseException as error:
+        except OSError as error:
             self._guardian.close()
             raise self._cannot_start(error) from error
         try:
@@ -146,9 +146,7 @@ class Supervisor:
         except OSError as error:
             raise self._cannot_start(error) from error
 
-    def _cannot_start(self, error: BaseException) -> BaseException:
-        if not isinstance(error, OSError):
-            return error
+    def _cannot_start(self, error: OSError) -> LaunchError:
         return LaunchError(
             f"{self._plan.num_workers} workers cannot be started: {len(self._workers)} were, then none.",
             why=f"the system refused: {error.strerror or error}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
@@ -54,12 +55,15 @@ def attach(identity: Identity) -> Attachment:
     keep_from_children(identity.descriptors())
     os.register_at_fork(after_in_child=_detach)
     link = SocketLink(socket.socket(fileno=identity.link))
+    atexit.register(link.close)
     _attachment = Attachment(identity, Plan.from_json(identity.plan), link)
     return _attachment
 
 
 def _detach() -> None:
     global _attachment
+    if _attachment is not None:
+        _attachment.link.forget()
     _attachment = None
 
 

@@ -77,6 +77,14 @@ class Mirrored:
         """How many steps have been committed."""
         return self._step
 
+    def prepare(self, *objects: Any) -> Any:
+        """Tie models, optimizers, loaders, schedulers and scalers to this run; they come back in the same order.
+
+        A model stays the same object. The batch size of a loader is the global one.
+        """
+        prepared = self._session.adapter(objects).prepare(objects)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
     def sum_over_replicas(self, compute: Compute) -> Any:
         """One step: the sum of `compute(replica)` over all replicas, in tree order, on every worker.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,12 @@ class Request:
     threads: int | None = None
     soft_placement: bool = True
     deadline_s: float = 60.0
+
+
+class Adapter(Protocol):
+    """A framework, as far as a strategy needs it."""
+
+    def prepare(self, objects: Sequence[Any]) -> list[Any]: ...
 
 
 class Session(Protocol):
@@ -42,6 +48,10 @@ class Session(Protocol):
 
     @property
     def deadline_s(self) -> float: ...
+
+    def adapter(self, objects: Sequence[Any]) -> Adapter:
+        """The framework that these objects belong to."""
+        ...
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from duoka.data.seeds import derive
 from duoka.frameworks.torch.randomness import seeded
@@ -18,11 +18,22 @@ class Body:
     rows: int  # true number of rows; 0 for a stand-in
     total_rows: int
     backwards: int = 0
-    calls: list[str] = field(default_factory=list)
+    count: float | None = None  # given with strategy.weigh
 
     @property
     def weight(self) -> float:
         return self.rows / self.total_rows
+
+    @property
+    def is_counted(self) -> bool:
+        return self.count is not None
+
+    @property
+    def gradient_weight(self) -> float:
+        """What this replica's gradient is multiplied with. Counts are summed in the exchange and divided by once."""
+        if self.rows == 0:
+            return 0.0
+        return self.weight if self.count is None else self.count
 
 
 class Loop:
@@ -30,7 +41,6 @@ class Loop:
         self.seed = seed
         self.num_replicas = num_replicas
         self.step = 0
-        self.epoch = -1
         self.body: Body | None = None
         self.is_complete = False  # the batch of this body is: p.grad is whole, and optimizers may step
 
@@ -41,17 +51,12 @@ class Loop:
 
     @contextmanager
     def run_body(self, replica: int, rows: int, total_rows: int) -> Iterator[Body]:
-        body = Body(replica, rows, total_rows)
-        self.body, self.is_complete = body, False
+        self.body, self.is_complete = Body(replica, rows, total_rows), False
         try:
             if self.num_replicas == 1:
-                yield body
+                yield self.body
             else:
                 with seeded(derive("body", self.seed, self.step, replica)):
-                    yield body
+                    yield self.body
         finally:
             self.body = None
-
-    def begin_epoch(self) -> int:
-        self.epoch += 1
-        return self.epoch

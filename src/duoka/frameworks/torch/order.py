@@ -1,0 +1,36 @@
+"""The global order of an epoch: which rows make up each global batch. The same on every worker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from duoka.data.seeds import derive
+from duoka.frameworks.torch.randomness import seeded
+
+
+def list_batches(loader: DataLoader[Any], seed: int, epoch: int) -> list[list[Any]]:
+    """The global batches of one epoch, as the loader's own samplers give them under a seed of (seed, epoch)."""
+    number = derive("order", seed, epoch)
+    for generator in _generators(loader):
+        generator.manual_seed(number)
+    with seeded(number):
+        if loader.batch_sampler is not None:
+            return [list(batch) for batch in loader.batch_sampler]
+        return [[index] for index in loader.sampler]
+
+
+def _generators(loader: DataLoader[Any]) -> list[Any]:
+    """Generators the user gave to samplers: they are seeded too, else the order would depend on what ran before."""
+    found = {id(g): g for owner in (loader, loader.sampler) if (g := getattr(owner, "generator", None)) is not None}
+    return list(found.values())
+
+
+def digest(batches: Sequence[Sequence[Any]]) -> np.ndarray:
+    """A fingerprint of an order, to compare between workers."""
+    text = repr([list(batch) for batch in batches]).encode()
+    return np.frombuffer(hashlib.sha256(text).digest(), np.uint8)

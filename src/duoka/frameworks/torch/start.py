@@ -1,0 +1,54 @@
+"""The start of a run: all workers have the same model, with worker 0's weights and buffers."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import nn
+
+from duoka.collectives.collective import Collective
+from duoka.errors import MismatchError
+
+
+def agree_on_start(model: nn.Module, collective: Collective) -> None:
+    """Compare the structure of the model between workers, then copy the first worker's values to all."""
+    if len(collective.workers) == 1:
+        return
+    _compare(model, collective)
+    for tensor in (*model.parameters(), *model.buffers()):
+        _copy_from_first(tensor, collective)
+
+
+def _compare(model: nn.Module, collective: Collective) -> None:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    lines = [f"{name}: {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
+    digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
+    local = len(collective.replicas)
+    if len({bytes(part) for part in collective.all_gather([digest] * local)}) == 1:
+        return
+    text = np.frombuffer("\n".join(lines).encode(), np.uint8)
+    structures = [bytes(part).decode().split("\n") for part in collective.all_gather([text] * local)]
+    for replica, other in enumerate(structures):
+        for ours, theirs in zip(structures[0], other, strict=False):
+            if ours != theirs:
+                raise _difference(f"{ours!r} on worker 0, {theirs!r} on worker {collective.placement.owner(replica)}")
+        if len(other) != len(structures[0]):
+            raise _difference(f"{len(structures[0])} tensors on worker 0, {len(other)} on another")
+
+
+def _difference(text: str) -> MismatchError:
+    return MismatchError(
+        f"The workers built different models: {text}.",
+        why="the script made choices that differ between workers.",
+        do="build the model from the same arguments on every worker.",
+    )
+
+
+def _copy_from_first(tensor: torch.Tensor, collective: Collective) -> None:
+    with torch.no_grad():
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        received = collective.broadcast(data)
+        if collective.worker != collective.placement.owner(0):
+            tensor.copy_(torch.from_numpy(received).view(tensor.dtype).view(tensor.shape).to(tensor.device))
