@@ -81,18 +81,15 @@ class WorkerSession:
         self.num_replicas = plan.num_replicas
         self.device = plan.devices[worker]
         self.deadline_s = plan.deadline_s
-        self._adapters: dict[str, Adapter] = {}
 
     @property
     def num_workers(self) -> int:
         return len(self.collective.workers)
 
     def adapter(self, objects: Sequence[Any]) -> Adapter:
-        framework = framework_of(objects)
-        if framework not in self._adapters:
-            make = importlib.import_module(f"duoka.frameworks.{framework}.adapter").make_adapter
-            self._adapters[framework] = make(self.collective, self._plan.seed, self.device)
-        return self._adapters[framework]
+        framework = importlib.import_module(f"duoka.frameworks.{framework_of(objects)}.adapter")
+        adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device)
+        return adapter
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Already on the workers: simply run it."""

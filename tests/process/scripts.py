@@ -118,7 +118,7 @@ class Run:
 
     def wait_for(self, text: str, times: int = 1, timeout_s: float = 30) -> None:
         """Until this has been printed so many times."""
-        _wait_until(
+        wait_until(
             lambda: (self.out + self.err).count(text) >= times or self.process.poll() is not None, timeout_s, self
         )
         assert (self.out + self.err).count(text) >= times, f"{text!r} did not come:\n{self.out}\n{self.err}"
@@ -144,7 +144,7 @@ class Run:
         """For a run whose supervisor is dead: seconds until the last process has gone."""
         start = time.monotonic()
         try:
-            _wait_until(lambda: not self.alive(), timeout_s, self)
+            wait_until(lambda: not self.alive(), timeout_s, self)
         except AssertionError:
             self.end()
             raise
@@ -157,7 +157,7 @@ class Run:
         assert new == [], f"left behind: {new}"
         temporary = [path.name for path in self._temporary.iterdir()]
         assert [name for name in temporary if not name.startswith(tuple(leaves))] == []
-        _wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
+        wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def end(self) -> None:
@@ -194,7 +194,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _wait_until(is_so: Callable[[], bool], timeout_s: float, run: Run) -> None:
+def wait_until(is_so: Callable[[], bool], timeout_s: float, run: Run) -> None:
     end = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < end, f"not within {timeout_s} s:\n{run.alive().keys()}\n{run.out}\n{run.err}"

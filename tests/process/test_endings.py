@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
+import termios
 
 import pytest
 
-from tests.process.scripts import PYTHON, run, start
+from tests.process.scripts import PYTHON, run, start, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -216,6 +219,21 @@ def test_a_worker_that_crashes_after_the_others_have_finished_is_mentioned(tmp_p
     assert ended.said() == ["worker 1 (cpu:0/v1) was ended by SIGSEGV; the others have finished."]
 
 
+def test_a_script_without_streams_ends_as_it_would_alone(tmp_path):
+    source = """
+        import sys
+        print("before", flush=True)
+        sys.stdout = None
+        import duoka
+        strategy = duoka.Mirrored(devices=2)
+        sys.stderr.close()
+        strategy.barrier()
+        """
+    ended = run(tmp_path, source)
+    assert ended.code == 0, ended.err
+    assert ended.log(1) == "before\n"
+
+
 # Signals to the run.
 
 
@@ -241,7 +259,7 @@ finally:
     (line,) = ended.said()
     assert line.startswith(f"{number.name}: 2 workers asked to end")
     assert "Traceback" not in ended.err and "KeyboardInterrupt" not in ended.err + ended.out
-    assert ended.seconds < 2
+    assert ended.seconds < 3
 
 
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.25, 0.4])
@@ -257,6 +275,38 @@ def test_ctrl_c_while_workers_start_shows_no_traceback_of_theirs(tmp_path, delay
     assert ended.code == 130
     assert "Traceback" not in ended.err and "KeyboardInterrupt" not in ended.err
     assert ended.seconds < 3
+
+
+def test_ctrl_c_typed_at_a_terminal_ends_the_run_and_the_screen_stays_tidy(tmp_path):
+    """The terminal signals its foreground group: the supervisor. A line of ours never ends up in one of the script."""
+    source = (
+        WAITING
+        + """
+print("50% |=====     |", end="", flush=True)
+strategy.barrier()
+time.sleep(60)
+"""
+    )
+    terminal, inside = pty.openpty()
+
+    def take_terminal():
+        os.setsid()
+        fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+
+    going = start(tmp_path, source, stdin=inside, stdout=inside, stderr=inside, preexec_fn=take_terminal)
+    os.close(inside)
+    shown = b""
+    while b"=     |" not in shown:
+        shown += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    ended = going.finish(5)
+    while b"asked to end" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    assert ended.code == 130
+    lines = [line for line in shown.decode().splitlines() if line]
+    assert "50% |=====     |" in lines or "50% |=====     |^C" in lines
+    assert lines[-1] == "duoka: SIGINT: 2 workers asked to end; once more kills them at once."
 
 
 def test_workers_that_ignore_ctrl_c_are_killed_after_the_grace_period(tmp_path):
@@ -291,7 +341,7 @@ def test_ctrl_c_twice_ends_at_once_what_does_not_listen(tmp_path):
     going.wait_for("asked to end")
     going.signal(signal.SIGINT)
     ended = going.finish(5)
-    assert ended.code == 130 and ended.seconds < 1
+    assert ended.code == 130 and ended.seconds < 2.5
 
 
 def test_a_run_under_nohup_survives_the_terminal(tmp_path):
@@ -323,24 +373,28 @@ while True:
 
 
 def test_kill_9_of_the_supervisor_ends_workers_and_what_they_started(tmp_path):
-    source = (
-        WAITING
-        + """
-import multiprocessing, subprocess, threading
-subprocess.Popen(["sleep", "61"])
-multiprocessing.get_context("fork").Process(target=time.sleep, args=[62]).start()
-multiprocessing.get_context("spawn").Process(target=time.sleep, args=[63]).start()
-forked = lambda: os.fork() or time.sleep(64)
-threading.Thread(target=forked).start()
-print("all started", flush=True)
-time.sleep(60)
-"""
-    )
-    source = source.replace("import duoka\n", "import duoka\nif __name__ == '__mp_main__': duoka.Mirrored = None\n")
-    source = source.replace("strategy = ", "if __name__ != '__main__': time.sleep(65)\nstrategy = ")
+    source = """
+        import multiprocessing, os, subprocess, threading, time
+        import duoka
+
+        def fork():
+            os.fork() or time.sleep(60)
+
+        if __name__ == "__main__":
+            strategy = duoka.Mirrored(devices=2)
+            subprocess.Popen(["sleep", "60"])
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=[60]).start()
+            multiprocessing.get_context("spawn").Process(target=time.sleep, args=[60]).start()
+            passing = threading.Thread(target=fork)
+            passing.start()
+            passing.join()
+            strategy.barrier()
+            print("all started", flush=True)
+            time.sleep(60)
+        """
     going = start(tmp_path, source)
     going.wait_for("all started")
-    assert len(going.alive()) >= 1 + 2 * 5
+    assert len(going.alive()) >= 1 + 2 * 5, going.alive().keys()
     going.process.kill()
     assert going.wait_until_all_are_gone() < 5
     going.check_files()
@@ -364,12 +418,13 @@ time.sleep(3)
     before = going.alive()
     os.kill(going.workers()[1], signal.SIGKILL)
     going.wait_for("was ended by SIGKILL")
-    assert len(before) - len(going.alive()) == 3
+    wait_until(lambda: len(before) - len(going.alive()) == 3, 2, going)
     assert going.finish().code == 0
 
 
 @pytest.mark.torch
-def test_kill_9_of_the_supervisor_ends_the_data_loaders_of_all_workers(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_data_loaders_of_all_workers_end_with_the_run(tmp_path, number):
     source = """
         import time
         import duoka
@@ -392,9 +447,34 @@ def test_kill_9_of_the_supervisor_ends_the_data_loaders_of_all_workers(tmp_path)
     workers = set(going.workers().values())
     loaders = [pid for pid in going.alive() if pid not in workers and pid != going.process.pid]
     assert len(workers) == 2 and len(loaders) >= 4
-    going.process.kill()
+    going.signal(number)
     assert going.wait_until_all_are_gone() < 5
     going.check_files(leaves=["pymp-"])  # of multiprocessing itself
+
+
+@pytest.mark.parametrize("victim", ["nobody", "worker", "supervisor"])
+def test_what_python_itself_would_remove_from_shared_memory_is_removed(tmp_path, victim):
+    """A script that forgets to unlink: multiprocessing's tracker does it, if it is left the time."""
+    source = (
+        WAITING
+        + """
+from multiprocessing import shared_memory
+kept = shared_memory.SharedMemory(create=True, size=2**20)
+strategy.barrier()
+print("made", kept.name, flush=True)
+if sys.argv[1] == "worker" and strategy.worker == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(30 if sys.argv[1] == "supervisor" else 0.2)
+"""
+    )
+    going = start(tmp_path, source, victim)
+    going.wait_for("made", times=2)
+    if victim == "supervisor":
+        going.process.kill()
+        assert going.wait_until_all_are_gone() < 5
+        going.check_files()
+    else:
+        assert going.finish().code == 0
 
 
 def test_a_killed_guardian_is_not_missed(tmp_path):

@@ -456,11 +456,12 @@ def test_torch_draws_equal_numbers_on_all_workers_from_the_moment_it_is_imported
         strategy = duoka.Mirrored(devices=2, seed=3)
         import torch
         weights = torch.nn.Linear(4, 4).weight
-        again = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(range(8), batch_size=2, num_workers=2, shuffle=True)
         print(json.dumps({
             "weights": weights.tolist(),
             "is_seeded": torch.initial_seed() == 3,
             "threads": torch.get_num_threads(),
+            "shuffled": [batch.tolist() for batch in loader],
             "gathered": len({array.tobytes() for array in strategy.gather(weights.detach())}),
         }))
         """

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
 
-from duoka.runtime.process import signal_group
+from duoka.runtime.process import is_gone, signal_group
 
+REMAINS_S = 0.5  # how long what a dead worker has started may take to end
 _ENTRY = struct.Struct("<i")
 
 
@@ -66,5 +68,11 @@ def _guard(reading: int) -> None:
             groups.add(group)
         else:
             groups.discard(-group)
+    # First those that listen: multiprocessing's tracker removes what its dead parent has left in /dev/shm.
+    for group in groups:
+        signal_group(group, signal.SIGTERM)
+    end = time.monotonic() + REMAINS_S
+    while time.monotonic() < end and not all(map(is_gone, groups)):
+        time.sleep(0.02)
     for group in groups:
         signal_group(group, signal.SIGKILL)

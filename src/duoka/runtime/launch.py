@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy.random
 
 from duoka.collectives.values import decode, encode
 from duoka.errors import LaunchError
@@ -17,6 +20,7 @@ from duoka.runtime.environment import worker_environment
 from duoka.runtime.identity import Identity
 from duoka.runtime.output import Fold
 from duoka.runtime.plan import Plan
+from duoka.runtime.process import flush_streams
 from duoka.runtime.seeds import seed_frameworks_to_come
 from duoka.runtime.starters import ForkStarter
 from duoka.runtime.supervisor import Outcome, Supervisor
@@ -43,6 +47,7 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
             do="restart the notebook and call launch() before using the device, or put the code into a script:"
             " `duoka run script.py`.",
         )
+    states = random.getstate(), numpy.random.get_state()
     boxes = [os.memfd_create("duoka-result", os.MFD_CLOEXEC) for _ in range(plan.num_workers)]
 
     def run(identity: Identity) -> int:
@@ -50,6 +55,9 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
         _take_back_signals()
         os.environ.update(worker_environment({}, replace(plan, threads=1), identity.worker))
         pin_one_thread()
+        # Python makes its generator different in every fork, and NumPy's where it was not in use before.
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
         seed_frameworks_to_come(plan.seed)
 
         def body_with_result() -> None:
@@ -59,8 +67,7 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
 
         return run_body(attached, body_with_result)
 
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    flush_streams()
     fold = Fold(_writer("stdout"), _writer("stderr"), time.monotonic)
     try:
         outcome = Supervisor(plan, ForkStarter(plan, run), fold, None, say).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable
 
@@ -50,12 +51,32 @@ def keep_from_children(descriptors: Iterable[int]) -> None:
     os.register_at_fork(before=before_fork, after_in_child=after_fork)
 
 
+def flush_streams() -> None:
+    """Whatever a script has put in the place of its streams: closed, None, or without a reader."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+
+
 def signal_group(pid: int, number: int) -> None:
     """To a worker and all its children; it leads a process group of its own."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def is_gone(group: int) -> bool:
+    """No process of this group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def signal_name(number: int) -> str:

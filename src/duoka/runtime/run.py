@@ -16,6 +16,7 @@ from duoka.errors import DuokaError
 from duoka.runtime.command import Command
 from duoka.runtime.output import Fold, Logs, make_run_directory
 from duoka.runtime.plan import Plan
+from duoka.runtime.process import flush_streams
 from duoka.runtime.starters import ScriptStarter
 from duoka.runtime.supervisor import Outcome, Supervisor, count_workers
 
@@ -31,8 +32,7 @@ def say(text: str) -> None:
 
 def become_supervisor(plan: Plan, command: Command) -> NoReturn:
     """Replace this process by the supervisor of a run: what it has imported and holds is gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os.chdir(command.directory)
     # By its path: with -m, modules in the working directory would come before those of the standard library.
     os.execv(command.interpreter[0], [*command.interpreter, _HERE, plan.to_json(), command.to_json()])

@@ -19,12 +19,12 @@ from duoka.collectives.mailbox import wake
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import LaunchError, Stopped
 from duoka.runtime.decisions import Standing, State, Vote, exit_code, judge
-from duoka.runtime.guardian import Guardian
+from duoka.runtime.guardian import REMAINS_S, Guardian
 from duoka.runtime.link import SocketLink, make_pair
 from duoka.runtime.output import Fold, Logs, name_workers
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
-from duoka.runtime.process import signal_group, signal_name
+from duoka.runtime.process import is_gone, signal_group, signal_name
 from duoka.topology.membership import Membership
 
 GRACE_S = 3.0  # how long a worker may take to end after being asked to
@@ -98,6 +98,7 @@ class Supervisor:
         self._vote: Vote | None = None
         self._outcome = Outcome()
         self._kill_at: float | None = None
+        self._remains: dict[int, float] = {}  # process groups of dead workers, and when they are killed
 
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
@@ -113,6 +114,9 @@ class Supervisor:
                 self._selector.register(wakeup, selectors.EVENT_READ, ("wakeup", None))
             while self._running():
                 self._turn(signals)
+            while self._remains:
+                self._clear_remains()
+                time.sleep(0.005)
         except BaseException:
             # An interrupt in a notebook, or our own mistake: nobody is left behind either way.
             self.stop("the supervisor was interrupted", 130)
@@ -186,13 +190,14 @@ class Supervisor:
         while (number := signals()) is not None:
             self._on_signal(number)
         self._fold.flush_due()
+        self._clear_remains()
         if self._kill_at is not None and self._clock() >= self._kill_at:
             self._kill()
 
     def _kill(self) -> None:
         late = self._running()
         for worker in late:
-            signal_group(worker.pid, signal.SIGKILL)
+            _signal(worker.pid, signal.SIGKILL)
         if late:
             self._say(
                 f"{count_workers(len(late))} did not end in time and {'was' if len(late) == 1 else 'were'} killed:"
@@ -201,7 +206,8 @@ class Supervisor:
         self._kill_at = self._clock() + GRACE_S
 
     def _patience(self) -> float | None:
-        due = [moment for moment in (self._fold.next_due(), self._kill_at) if moment is not None]
+        moments = (self._fold.next_due(), self._kill_at, *self._remains.values())
+        due = [moment for moment in moments if moment is not None]
         return max(0.0, min(due) - self._clock()) if due else None
 
     def _on_signal(self, number: int) -> None:
@@ -259,8 +265,9 @@ class Supervisor:
         """A worker has died. Nothing is told to others before this is done."""
         _, status = os.waitpid(worker.pid, 0)
         status = os.waitstatus_to_exitcode(status)
-        signal_group(worker.pid, signal.SIGKILL)  # its children
-        self._guardian.forget(worker.pid)
+        # Its children; those that it forked, and that could write where it did, the kernel has killed.
+        signal_group(worker.pid, signal.SIGTERM)
+        self._remains[worker.pid] = self._clock() + REMAINS_S
         if worker.link.fileno() in self._selector.get_map():
             self._read_link(worker)
         for fd in list(worker.outputs):
@@ -282,6 +289,15 @@ class Supervisor:
             self._on_failed(worker, exit_code(status))
         else:
             self._on_left(worker)
+
+    def _clear_remains(self) -> None:
+        """End what dead workers have started and left behind."""
+        for group, due in list(self._remains.items()):
+            if self._clock() >= due:
+                signal_group(group, signal.SIGKILL)
+            if is_gone(group) or self._clock() >= due + REMAINS_S:
+                del self._remains[group]
+                self._guardian.forget(group)
 
     def _on_left(self, worker: Worker) -> None:
         if worker.result is not None:

@@ -19,7 +19,7 @@ from duoka.runtime.decisions import Standing
 from duoka.runtime.identity import VARIABLE, Identity, read_identity
 from duoka.runtime.link import SocketLink
 from duoka.runtime.plan import Plan
-from duoka.runtime.process import die_with_parent, keep_from_children
+from duoka.runtime.process import die_with_parent, flush_streams, keep_from_children
 from duoka.runtime.script import run_as_main, user_traceback
 from duoka.runtime.seeds import seed_everything
 
@@ -74,7 +74,7 @@ def run_body(attached: Attachment, body: Callable[[], object]) -> int:
         _ignore_interrupts()
     except KeyboardInterrupt:  # it came in the moment between the end of the body and the line above
         code = _INTERRUPTED
-    _flush()
+    flush_streams()
     if code == 0:
         attached.link.send({"kind": "done"} | asdict(attached.standing()))
     return code
@@ -126,14 +126,6 @@ def _shorten(text: str) -> str:
     half = len(text) * _LONGEST_TRACEBACK // num_bytes // 3
     left_out = f"\n[... {len(text) - 2 * half:,} characters ...]\n"
     return _shorten(text[:half] + left_out + text[-half:])
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
 
 
 def main() -> None:

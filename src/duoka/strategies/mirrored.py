@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from duoka.collectives.arrays import Array, as_array, sum_dtype
 from duoka.collectives.collective import Buffer
 from duoka.devices.device import Device
-from duoka.strategies.strategy import Connect, Request, Session
+from duoka.strategies.strategy import Adapter, Connect, Request, Session
 
 Compute = Callable[[int], Any]
 
@@ -39,6 +39,7 @@ class Mirrored:
         self._session: Session = type(self).connect(request)
         self._buffers: dict[tuple[tuple[int, str], ...], list[Buffer]] = {}
         self._step = 0
+        self._adapter: Adapter | None = None
 
     @property
     def replicas(self) -> int:
@@ -75,14 +76,45 @@ class Mirrored:
     @property
     def step(self) -> int:
         """How many steps have been committed."""
-        return self._step
+        return self._step if self._adapter is None else self._adapter.step
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the batch of this loop body is complete: True once per global batch, on every worker."""
+        return self._adapter is None or self._adapter.stepped
+
+    @property
+    def count(self) -> int | None:
+        """The true number of rows of this loop body; 0 for a stand-in."""
+        return None if self._adapter is None else self._adapter.count
+
+    def weigh(self, loss: Any, count: Any = None) -> Any:
+        """For losses that are not means over rows: say over how many things (tokens) this one is a mean.
+
+        The counts of all replicas are added up, and the gradient is divided by that once. Without a count the loss
+        is a sum, and the replicas' gradients are added up as they are. Call it before `backward`, in every body.
+        """
+        return loss if self._adapter is None else self._adapter.weigh(loss, count)
+
+    def epochs(self, num_epochs: int) -> range:
+        """The epochs of a run, from where it stands."""
+        return range(num_epochs)
+
+    def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Like enumerate(), with one number for all replicas of a global batch."""
+        start: int | None = None
+        for batch in loader:
+            start = self.step if start is None else start
+            yield self.step - start, batch
 
     def prepare(self, *objects: Any) -> Any:
         """Tie models, optimizers, loaders, schedulers and scalers to this run; they come back in the same order.
 
         A model stays the same object. The batch size of a loader is the global one.
         """
-        prepared = self._session.adapter(objects).prepare(objects)
+        if self._adapter is None:
+            self._adapter = self._session.adapter(objects)
+        prepared = self._adapter.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def sum_over_replicas(self, compute: Compute) -> Any:
@@ -127,23 +159,33 @@ class Mirrored:
             self._buffers[key] = [collective.buffer(count, dtype) for count, dtype in sizes]
         return self._buffers[key]
 
-    def sum(self, value: Any) -> Array:
+    def sum(self, value: Any) -> Any:
         """The sum over all replicas. A worker that runs several gives a list, one value for each."""
+        if (pending := self._contribute("sum", value)) is not None:
+            return pending
         return self._session.collective.all_reduce(self._per_replica(value), "sum")
 
-    def mean(self, value: Any, count: Any = None) -> Array:
+    def mean(self, value: Any, count: Any = None) -> Any:
         """The mean over all replicas, weighted by `count` (rows, tokens). A count of zero leaves a value out."""
+        if (pending := self._contribute("mean", value, count)) is not None:
+            return pending
         weights = None if count is None else [float(c) for c in self._per_replica(count)]
         values = [_as_float(v) for v in self._per_replica(value)]
         return self._session.collective.all_reduce(values, "mean", weights=weights)
 
-    def gather(self, value: Any) -> list[Array]:
+    def gather(self, value: Any) -> Any:
         """Every replica's value, in the order of replicas, on every worker. Sizes may differ."""
+        if (pending := self._contribute("gather", value)) is not None:
+            return pending
         return self._session.collective.all_gather(self._per_replica(value))
 
     def barrier(self) -> None:
         """Wait until all workers are here."""
         self._session.collective.barrier()
+
+    def _contribute(self, kind: str, value: Any, count: Any = None) -> Any:
+        """In a loop body a number is handed in, and known when the batch is complete."""
+        return None if self._adapter is None else self._adapter.contribute(kind, value, count)
 
     def _per_replica(self, value: Any) -> list[Any]:
         return list(value) if isinstance(value, (list, tuple)) else [value]

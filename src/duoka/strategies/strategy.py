@@ -25,7 +25,28 @@ class Request:
 class Adapter(Protocol):
     """A framework, as far as a strategy needs it."""
 
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        ...
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the batch of the loop body under way is complete."""
+        ...
+
+    @property
+    def count(self) -> int | None:
+        """The true rows of this body; None outside of bodies."""
+        ...
+
     def prepare(self, objects: Sequence[Any]) -> list[Any]: ...
+
+    def weigh(self, loss: Any, count: Any) -> Any: ...
+
+    def contribute(self, kind: str, value: Any, count: Any) -> Any:
+        """Hand in a number from inside a loop body; None when there is no body."""
+        ...
 
 
 class Session(Protocol):
@@ -50,7 +71,7 @@ class Session(Protocol):
     def deadline_s(self) -> float: ...
 
     def adapter(self, objects: Sequence[Any]) -> Adapter:
-        """The framework that these objects belong to."""
+        """An adapter to the framework that these objects belong to; each strategy has its own."""
         ...
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any: ...

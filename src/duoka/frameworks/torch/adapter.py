@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.torch.backward import listen_to_backward
+from duoka.frameworks.torch.contributions import Contributions, Pending, mean_of, tree_sum, weighed
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Body, Loop
@@ -36,8 +39,9 @@ class TorchAdapter:
         self._saved_statistics: list[torch.Tensor] = []
         self._statistics = Statistics([])
         self._backwards_of_step: int | None = None
+        self._contributions = Contributions()
         if collective.num_replicas > 1:
-            _listen_to_backward(self.gradients)
+            listen_to_backward(self.gradients)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """Prepare what is given and return it in the same order. Models come first, whatever their place."""
@@ -89,6 +93,44 @@ class TorchAdapter:
                 why="their gradients would never be exchanged.",
                 do="prepare the model whose parameters the optimizer was made with, in the same call or before.",
             )
+
+    # What the strategy asks.
+
+    @property
+    def step(self) -> int:
+        return self.loop.step
+
+    @property
+    def stepped(self) -> bool:
+        return self.loop.body is None or self.loop.may_step
+
+    @property
+    def count(self) -> int | None:
+        return None if self.loop.body is None else self.loop.body.rows
+
+    def weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:
+        """The loss is a mean over `count` things (tokens), or, with None, a sum: gradients are weighted accordingly."""
+        body = self.loop.body
+        if body is None or self._collective.num_replicas == 1:
+            return loss
+        if count is None:
+            # A sum over rows: undo the share, so that the replicas' gradients simply add up.
+            return loss / body.weight if body.rows else loss
+        body.count = float(count)
+        return loss
+
+    def contribute(self, kind: str, value: Any, count: Any) -> Pending | None:
+        """Inside a body: hand in this replica's number. None outside of bodies."""
+        body = self.loop.body
+        if body is None:
+            return None
+        if kind == "gather":
+            return self._contributions.add(body.replica, as_array(value) if body.rows else None, _without_none)
+        if kind == "sum":
+            given = as_array(value).astype(np.float64) if body.rows else None
+            return self._contributions.add(body.replica, given, tree_sum)
+        rows = body.rows if count is None else float(count)
+        return self._contributions.add(body.replica, weighed(value, rows if body.rows else 0), mean_of)
 
     # What the loader tells.
 
@@ -147,6 +189,7 @@ class TorchAdapter:
         self._backwards_of_step = body.backwards
 
     def end_batch(self) -> None:
+        self._contributions.settle(self._collective)
         self._collective.end_step()
         self.loop.step += 1
 
@@ -157,23 +200,10 @@ class TorchAdapter:
                 print(f"duoka: {text}", file=sys.stderr)
 
 
+def _without_none(values: list[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
 def make_adapter(collective: Collective, seed: int, device: Device) -> TorchAdapter:
     # A worker sees its own card only, so a card is always the first one here.
     return TorchAdapter(collective, seed, torch.device("cuda:0" if device.kind == "gpu" else "cpu"))
-
-
-def _listen_to_backward(gradients: Gradients) -> None:
-    """Tell when the outermost backward ends. Autograd's own callback would fire at the end of inner ones too."""
-    backward: Callable[..., Any] = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def listened(*args: Any, **kwargs: Any) -> None:
-        gradients.enter_backward()
-        try:
-            backward(*args, **kwargs)
-        except BaseException:
-            gradients.abandon_backward()
-            raise
-        gradients.leave_backward()
-
-    torch.autograd.backward = listened
