@@ -67,8 +67,8 @@ def sums_of_every_size(collective):
         for _ in range(3):
             exchange = collective.exchange(buffers)
             for replica in exchange.missing:
-                buffers[0].slot(replica)[:] = values[replica]
-                buffers[1].slot(replica)[:] = replica + 0.1
+                exchange.slot(buffers[0], replica)[:] = values[replica]
+                exchange.slot(buffers[1], replica)[:] = replica + 0.1
                 exchange.deposit(replica, b"note %d" % replica)
             assert exchange.commit()
             assert exchange.notes == [b"note %d" % r for r in range(collective.num_replicas)]

@@ -111,10 +111,13 @@ class Run:
     def workers(self) -> dict[int, int]:
         """Process ids by worker, as the supervisor (which is the process we started) told its children."""
         found = {}
-        for pid, environ in self.alive().items():
-            if "DUOKA_WORKER" in environ and _parent(pid) == self.process.pid:
+        for pid, environ in self.children().items():
+            if "DUOKA_WORKER" in environ:
                 found[int(json.loads(environ["DUOKA_WORKER"])["worker"])] = pid
         return found
+
+    def children(self) -> dict[int, dict[str, str]]:
+        return {pid: environ for pid, environ in self.alive().items() if _parent(pid) == self.process.pid}
 
     def wait_for(self, text: str, times: int = 1, timeout_s: float = 30) -> None:
         """Until this has been printed so many times."""
@@ -136,7 +139,7 @@ class Run:
             self.end()
             raise AssertionError(f"the run has not ended after {timeout_s} s:\n{shown}") from None
         seconds = time.monotonic() - self._start
-        assert not self._left_processes(), f"left behind: {self._left_processes()}\n{self.err}"
+        wait_until(lambda: not self.alive(), 1, self)  # what was just killed may need a moment to go
         self.check_files(leaves)
         return Ended(code, self.out, self.err, seconds, self.directory)
 
@@ -158,7 +161,6 @@ class Run:
         temporary = [path.name for path in self._temporary.iterdir()]
         assert [name for name in temporary if not name.startswith(tuple(leaves))] == []
         wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
-        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def end(self) -> None:
         """Kill every process of this run, if there are any."""
@@ -169,9 +171,6 @@ class Run:
                 pass
         self.process.wait(10)
         shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _left_processes(self) -> dict[int, str]:
-        return {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200] for pid in self.alive()}
 
     def _files(self) -> set[str]:
         return {str(path.relative_to(self.directory)) for path in self.directory.rglob("*")}

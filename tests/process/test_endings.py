@@ -24,17 +24,17 @@ print("ready", flush=True)
 """
 
 
-def ends(source: str) -> str:
-    """A script of three workers in which this happens on worker 1 while the others wait for it."""
+def ends(source: str, *, others: str = "strategy.barrier()", deadline_s: float = 20) -> str:
+    """A script of three workers in which this happens on worker 1 while the others wait for it in a call."""
     return f"""
 import ctypes, os, signal, sys, threading, time
 import duoka
 import numpy
-strategy = duoka.Mirrored(devices=3, deadline_s=20)
+strategy = duoka.Mirrored(devices=3, deadline_s={deadline_s})
 strategy.barrier()
 if strategy.worker == 1:
     {source}
-strategy.barrier()
+{others}
 """
 
 
@@ -131,10 +131,16 @@ def test_a_worker_that_leaves_while_others_wait_is_named(tmp_path):
     ids=["shape", "dtype", "call", "large"],
 )
 def test_unequal_calls_are_an_error_on_all_workers(tmp_path, source):
-    ended = run(
-        tmp_path,
-        ends(source + "; raise SystemExit").replace("\nstrategy.barrier()\n", "\nstrategy.sum(numpy.zeros(1))\n"),
-    )
+    others = """
+try:
+    strategy.sum(numpy.zeros(1)) if strategy.worker != 1 else %s
+except duoka.DuokaError as error:
+    print("raised on", strategy.worker, flush=True)
+    time.sleep(0.3)  # so that all can say it before the first ends the run
+    raise
+"""
+    ended = run(tmp_path, ends("pass", others=others % source))
+    assert [f"raised on {worker}" in ended.log(worker) for worker in range(3)] == [True] * 3
     assert ended.code == 1
     assert "MismatchError: The workers did not call the same thing" in ended.err
     assert "worker 1 (cpu:0/v1): " in ended.err and "worker 2 (cpu:0/v2): all_reduce sum of float64[1]" in ended.err
@@ -143,7 +149,7 @@ def test_unequal_calls_are_an_error_on_all_workers(tmp_path, source):
 
 
 def test_a_stopped_worker_is_named_when_the_deadline_has_passed(tmp_path):
-    ended = run(tmp_path, ends("os.kill(os.getpid(), signal.SIGSTOP)").replace("deadline_s=20", "deadline_s=1"))
+    ended = run(tmp_path, ends("os.kill(os.getpid(), signal.SIGSTOP)", deadline_s=1))
     assert ended.code == 75
     assert "DeadlineExceeded: worker 1 (cpu:0/v1) has not arrived at step 0 for 1 s" in ended.err
     assert "is stopped (SIGSTOP)" in ended.err
@@ -167,8 +173,7 @@ def test_shared_memory_that_cannot_be_had_is_an_error_at_the_start(tmp_path):
 
 
 def test_a_worker_killed_among_plain_collectives_is_a_loss_that_cannot_be_made_up(tmp_path):
-    source = ends("os.kill(os.getpid(), signal.SIGKILL)")
-    ended = run(tmp_path, source.replace("\nstrategy.barrier()\n", "\nstrategy.sum(1.0)\n"))
+    ended = run(tmp_path, ends("os.kill(os.getpid(), signal.SIGKILL)", others="strategy.sum(1.0)"))
     assert ended.code == 137
     first, second = ended.said()
     assert first == "worker 1 (cpu:0/v1) was ended by SIGKILL; 2 workers go on (generation 1)."
@@ -275,6 +280,18 @@ def test_ctrl_c_while_workers_start_shows_no_traceback_of_theirs(tmp_path, delay
     assert ended.code == 130
     assert "Traceback" not in ended.err and "KeyboardInterrupt" not in ended.err
     assert ended.seconds < 3
+
+
+def test_ctrl_c_does_not_wait_until_sixty_four_workers_have_started(tmp_path):
+    going = start(tmp_path, "import duoka\nduoka.Mirrored(devices=64).barrier()\nimport time\ntime.sleep(60)")
+    going.wait_for("; logs in ")
+    wait_until(lambda: len(going.workers()) >= 4, 10, going)
+    going.signal(signal.SIGINT)
+    ended = going.finish(5)
+    assert ended.code == 130
+    (line,) = [line for line in ended.said() if line.startswith("SIGINT")]
+    assert int(line.split()[1]) < 64, "all had started before the signal came"
+    assert "Traceback" not in ended.err
 
 
 def test_ctrl_c_typed_at_a_terminal_ends_the_run_and_the_screen_stays_tidy(tmp_path):
@@ -400,6 +417,29 @@ def test_kill_9_of_the_supervisor_ends_workers_and_what_they_started(tmp_path):
     going.check_files()
 
 
+def test_kill_9_of_the_supervisor_and_of_its_guardian_ends_workers_and_their_forks(tmp_path):
+    source = (
+        WAITING
+        + """
+if os.fork() == 0:
+    print("forked", flush=True)
+time.sleep(60)
+"""
+    )
+    going = start(tmp_path, source)
+    going.wait_for("ready")
+    wait_until(lambda: len(going.alive()) == 6, 5, going)
+    for pid in (guardian_of(going), going.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert going.wait_until_all_are_gone() < 5
+
+
+def guardian_of(going) -> int:
+    """The child of the supervisor that is no worker."""
+    (guardian,) = set(going.children()) - set(going.workers().values())
+    return guardian
+
+
 def test_kill_9_of_one_worker_ends_what_it_started(tmp_path):
     source = (
         WAITING
@@ -480,8 +520,6 @@ time.sleep(30 if sys.argv[1] == "supervisor" else 0.2)
 def test_a_killed_guardian_is_not_missed(tmp_path):
     going = start(tmp_path, WAITING + "time.sleep(1)")
     going.wait_for("ready")
-    known = {going.process.pid, *going.workers().values()}
-    (guardian,) = set(going.alive()) - known
-    os.kill(guardian, signal.SIGKILL)
+    os.kill(guardian_of(going), signal.SIGKILL)
     ended = going.finish()
     assert (ended.code, ended.said()) == (0, [])

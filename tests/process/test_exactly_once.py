@@ -72,8 +72,8 @@ def train(collective, size: str, strikes: tuple[Strike, ...]) -> dict:
         exchange = collective.exchange(buffers)
         while True:
             for replica in exchange.missing:
-                buffers[0].slot(replica)[:] = gradient(replica, step, weights)
-                buffers[1].slot(replica)[:] = 10**step
+                exchange.slot(buffers[0], replica)[:] = gradient(replica, step, weights)
+                exchange.slot(buffers[1], replica)[:] = 10**step
                 exchange.deposit(replica, b"%d/%d" % (step, replica))
             if exchange.commit():
                 break

@@ -72,19 +72,13 @@ def test_shared_buffers_do_not_count_against_the_limit_of_a_worker(tmp_path):
     source = """
         import duoka
         import numpy
-        strategy = duoka.Mirrored(devices=duoka.virtual_devices("cpu:0", memory_mb=[256, 256]))
-        one = numpy.ones(40 * 2**18, numpy.float32)
-        buffers = strategy._session.collective.buffer(100 * 2**18, "f4")
-        for _ in range(2):
-            exchange = strategy._session.collective.exchange([buffers])
-            for replica in exchange.missing:
-                buffers.slot(replica)[:] = 1
-                exchange.deposit(replica)
-            assert exchange.commit()
-        print(float(exchange.result(buffers)[-1]), buffers.nbytes * 2 // 2**20)
+        strategy = duoka.Mirrored(devices=duoka.virtual_devices("cpu:0", memory_mb=[256, 256]), replicas=4)
+        ones = numpy.broadcast_to(numpy.float32(1), 100 * 2**18)  # 100 MB each, 400 MB shared
+        result = strategy.sum_over_replicas(lambda replica: ones)
+        strategy.print(float(result[-1]), result.nbytes // 2**20)
         """
     ended = run(tmp_path, source)
-    assert (ended.code, ended.out) == (0, "2.0 200\n"), ended.err
+    assert (ended.code, ended.out) == (0, "4.0 100\n"), ended.err
 
 
 def test_a_single_limited_device_is_explained_as_well(tmp_path):

@@ -176,6 +176,12 @@ def test_one_replica_runs_in_place_and_four_on_one_worker_under_a_supervisor(tmp
     assert supervised.finish().out.split()[1:] == [str(supervised.process.pid), "1"]
 
 
+def test_a_card_that_is_not_here_is_replaced_in_place_and_it_says_so(tmp_path):
+    ended = run(tmp_path, "import duoka\nprint(duoka.Mirrored(devices='gpu:31').device)")
+    assert (ended.code, ended.out) == (0, "cpu:0/v0\n")
+    assert ended.err == "duoka: gpu:31 is not here: cpu:0/v0, a virtual CPU device, takes its place\n"
+
+
 def test_a_fake_card_is_seen_by_its_own_worker_only_and_the_script_still_sees_all(tmp_path):
     """Two cards, made up below NVML: the run is planned on both, then each worker is shown one."""
     write(

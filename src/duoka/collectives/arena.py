@@ -20,6 +20,9 @@ from duoka.errors import OutOfMemory
 
 PAGE = mmap.PAGESIZE
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -46,31 +49,32 @@ class Arena:
         """A piece of at least this size, really there: shortage is an error now, not a SIGBUS later."""
         size = max(PAGE, round_to_pages(nbytes))
         offset = self._reserved_bytes
+        available = self._available_bytes()
         # What another worker has already made room for is not needed a second time.
         there = 0 if self._fd is None else max(0, os.fstat(self._fd).st_blocks * 512 - offset)
-        available = self._available_bytes()
         if size - there > available:
             raise _shortage(size, available, purpose)
-        self._reserved_bytes += size
-        if self._fd is None:
-            return Piece(mmap.mmap(-1, size), None, offset, size)
         try:
-            # Idempotent: every worker does it, and whoever comes first pays for it.
-            os.posix_fallocate(self._fd, offset, size)
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            return Piece(mmap.mmap(self._fd, size, flags=flags, offset=offset), self._fd, offset, size)
+            if self._fd is not None:
+                # Idempotent: every worker does it, and whoever comes first pays for it.
+                os.posix_fallocate(self._fd, offset, size)
+            piece = Piece(self._fd, offset, size)
         except OSError as error:
             raise _shortage(size, available, purpose) from error
+        self._reserved_bytes += size
+        return piece
 
 
 class Piece:
     """A page-aligned range of an arena, mapped into this process."""
 
-    def __init__(self, mapping: mmap.mmap, fd: int | None, offset: int, nbytes: int) -> None:
+    def __init__(self, fd: int | None, offset: int, nbytes: int) -> None:
         self._fd = fd
-        self._offset = offset
+        self.offset = offset
         self.nbytes = nbytes
-        self.bytes: Bytes = np.frombuffer(mapping, np.uint8)
+        self.bytes: Bytes = (
+            np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if fd is None else _map(fd, [(offset, nbytes)])
+        )
 
     def array(self, dtype: np.dtype[Any], count: int, offset: int = 0) -> NDArray[Any]:
         return self.bytes[offset : offset + count * dtype.itemsize].view(dtype)
@@ -84,19 +88,26 @@ class Piece:
             assert len(ranges) == 1, "private memory has one owner, so one range"
             offset, nbytes = ranges[0]
             return self.bytes[offset : offset + nbytes]
-        absolute = [(self._offset + offset, nbytes) for offset, nbytes in ranges]
-        return np.asarray(_Stitched(self._fd, absolute))
+        return _map(self._fd, [(self.offset + offset, nbytes) for offset, nbytes in ranges])
 
 
-class _Stitched:
-    """Owns a range of addresses; NumPy keeps it alive as the base of the arrays made from it."""
+def _map(fd: int, ranges: Sequence[tuple[int, int]]) -> Bytes:
+    return np.asarray(_Mapping(fd, ranges))
+
+
+class _Mapping:
+    """Owns a range of addresses; NumPy keeps it alive as the base of the arrays made from it.
+
+    Python's own mmap would keep a copy of the descriptor for each, and cannot put two ranges side by side.
+    """
+
+    _address = 0
 
     def __init__(self, fd: int, ranges: Sequence[tuple[int, int]]) -> None:
         self._nbytes = sum(nbytes for _, nbytes in ranges)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
-        reserve = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        # Without access: writable memory would count against a memory limit until it is mapped over.
-        self._address = _mmap(None, self._nbytes, _PROT_NONE, reserve, -1, 0)
+        # Without access: writable, it would count against a memory limit, if only until it is mapped over.
+        self._address = _mmap(None, self._nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         place = self._address
         for offset, nbytes in ranges:
             populate = getattr(mmap, "MAP_POPULATE", 0)
@@ -110,18 +121,12 @@ class _Stitched:
         }
 
     def __del__(self) -> None:
-        _libc().munmap(ctypes.c_void_p(self._address), ctypes.c_size_t(self._nbytes))
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+        if self._address:
+            _LIBC.munmap(ctypes.c_void_p(self._address), ctypes.c_size_t(self._nbytes))
 
 
 def _mmap(address: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
-    call = _libc().mmap
-    call.restype = ctypes.c_void_p
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    result = call(address, nbytes, protection, flags, fd, offset)
+    result = _LIBC.mmap(address, nbytes, protection, flags, fd, offset)
     if result is None or result == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

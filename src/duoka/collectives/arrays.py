@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ Array = NDArray[Any]
 def as_array(value: Any) -> Array:
     """The same memory as a NumPy array: NumPy arrays, CPU tensors of PyTorch, TensorFlow and JAX, numbers.
 
-    bfloat16 is ml_dtypes' type, which TensorFlow and JAX bring along. A bfloat16 tensor of PyTorch has no
-    NumPy counterpart and is refused.
+    bfloat16 is the type of ml_dtypes, which TensorFlow and JAX bring along.
     """
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "detach"):  # a tensor that tracks gradients does not lend its memory
         value = value.detach()
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        return _read_bfloat16(value)
     for convert in (np.from_dlpack, memoryview, np.asarray):
         # Each knows types that the others do not: DLPack no strings, buffers no bfloat16.
         try:
@@ -31,8 +33,22 @@ def as_array(value: Any) -> Array:
     raise MismatchError(
         f"A {type(value).__name__} of type {getattr(value, 'dtype', 'unknown')} cannot be read as an array.",
         why=str(reason),
-        do="move it to the CPU, or convert it first (a bfloat16 tensor of PyTorch: tensor.float()).",
+        do="move it to the CPU, or convert it first.",
     )
+
+
+def _read_bfloat16(tensor: Any) -> Array:
+    """PyTorch does not give its bfloat16 to NumPy, but the same bits as integers."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise MismatchError(
+            "A bfloat16 tensor cannot be read as an array.",
+            why="NumPy has no such type without the package ml_dtypes.",
+            do="pip install ml_dtypes, or pass tensor.float().",
+        ) from None
+    bits = tensor.view(sys.modules["torch"].int16)
+    return np.from_dlpack(bits).view(ml_dtypes.bfloat16)
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from duoka.collectives.arena import PAGE, Arena, round_to_pages
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Buffer
+from duoka.errors import MismatchError
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, additions
 
@@ -25,25 +26,39 @@ _PIECE_BYTES = 256 * 1024
 
 class SharedBuffer(Buffer):
     def __init__(self, arena: Arena, num_replicas: int, count: int, dtype: Any) -> None:
+        if count < 0:
+            raise MismatchError(f"A buffer of {count} numbers.", do="use a count of 0 or more.")
         self.dtype = np.dtype(dtype)
-        self.count = count
-        self.nbytes = count * self.dtype.itemsize
-        self.title = f"{self.dtype}[{count}]"
         self._num_replicas = num_replicas
-        self._stride = max(PAGE, round_to_pages(self.nbytes))
-        self._piece = arena.reserve(num_replicas * self._stride, f"{count:,} x {self.dtype} x {num_replicas} replicas")
-        self._slots = [self._piece.array(self.dtype, count, r * self._stride) for r in range(num_replicas)]
-        self._results: dict[tuple[int, ...], Array] = {}
+        self._capacity = count
+        self._stride = max(PAGE, round_to_pages(count * self.dtype.itemsize))
+        purpose = f"{count:,} x {self.dtype} x {num_replicas} replicas"
+        self._piece = arena.reserve(num_replicas * self._stride, purpose)
         self._scratch: list[Array] = []
         self.last_exchange = 0
+        self.use(count)
+
+    def use(self, count: int) -> SharedBuffer:
+        """From the next exchange on, only so many numbers count."""
+        assert count <= self._capacity
+        self.count = count
+        self.nbytes = count * self.dtype.itemsize
+        # Compared between workers: buffers that were not made in the same order lie elsewhere.
+        self.title = f"{self.dtype}[{count}]@{self._piece.offset}"
+        self._slots = [self._piece.array(self.dtype, count, r * self._stride) for r in range(self._num_replicas)]
+        self._results: dict[tuple[int, ...], Array] = {}
+        return self
 
     def slot(self, replica: int) -> Array:
         return self._slots[replica]
 
     def add(self, into: Node, other: Node) -> None:
         """The sum of two subtrees, in the slot of the left one."""
-        left = self._slots[into.start]
-        np.add(left, self._slots[other.start], out=left)
+        left, right = self._slots[into.start], self._slots[other.start]
+        if self.count == 1:
+            left[:] = left + right  # in place, NumPy adds a single number the other way round: another NaN
+        else:
+            np.add(left, right, out=left)
 
     def reduce_slice(self, placement: Placement, homes: Sequence[int], home: int) -> None:
         """Add up this home's slice of all partial sums, over the home's own slice."""
@@ -53,7 +68,11 @@ class SharedBuffer(Buffer):
             return
         if len(nodes) == 2:
             left, right = (self._slots[node.start][start:stop] for node in nodes)
-            np.add(left, right, out=self._slots[home][start:stop])
+            target = self._slots[home][start:stop]
+            if stop - start == 1:
+                target[:] = left + right
+            else:
+                np.add(left, right, out=target)
             return
         step = _PIECE_BYTES // self.dtype.itemsize
         for begin in range(start, stop, step):
@@ -74,7 +93,11 @@ class SharedBuffer(Buffer):
                 scratch.append(mine.pop(right))
             parts[left] = mine[left] = target
         left, right = last
-        np.add(parts[left], parts[right], out=self._slots[home][piece])
+        self._slots[home][piece] = (
+            parts[left] + parts[right]
+            if piece.stop - piece.start == 1
+            else np.add(parts[left], parts[right], out=self._slots[home][piece])
+        )
 
     def _scratches(self) -> list[Array]:
         if not self._scratch:
@@ -93,7 +116,9 @@ class SharedBuffer(Buffer):
                 begin, end = self._page_range(len(homes), position)
                 if end > begin:
                     ranges.append((home * self._stride + begin, end - begin))
-            self._results[key] = self._piece.stitch(ranges)[: self.nbytes].view(self.dtype)
+            result = self._piece.stitch(ranges)[: self.nbytes].view(self.dtype)
+            result.flags.writeable = False  # it is everybody's
+            self._results[key] = result
         return self._results[key]
 
     def _slice(self, homes: Sequence[int], home: int) -> tuple[int, int]:
@@ -102,5 +127,5 @@ class SharedBuffer(Buffer):
         return min(begin // size, self.count), min(end // size, self.count)
 
     def _page_range(self, parts: int, position: int) -> tuple[int, int]:
-        pages = self._stride // PAGE
+        pages = max(PAGE, round_to_pages(self.nbytes)) // PAGE
         return pages * position // parts * PAGE, pages * (position + 1) // parts * PAGE

@@ -26,10 +26,6 @@ class Buffer(ABC):
     dtype: np.dtype[Any]
     count: int
 
-    @abstractmethod
-    def slot(self, replica: int) -> Array:
-        """Where to write this replica's numbers for the next exchange."""
-
 
 class Exchange(ABC):
     """One step's numbers, from the replicas to their sums, exactly once.
@@ -44,6 +40,10 @@ class Exchange(ABC):
         """The replicas that this worker has still to deposit."""
 
     @abstractmethod
+    def slot(self, buffer: Buffer, replica: int) -> Array:
+        """Where to write this replica's numbers. Nobody reads it before the deposit."""
+
+    @abstractmethod
     def deposit(self, replica: int, note: bytes = b"") -> None:
         """This replica's slots are written. The note travels along and reaches all workers."""
 
@@ -53,7 +53,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def result(self, buffer: Buffer) -> Array:
-        """The sum over all replicas, to be read only until this worker's next call."""
+        """The sum over all replicas: everybody's memory, to be read only, until this worker's next call."""
 
     @property
     @abstractmethod
@@ -82,6 +82,10 @@ class Collective(ABC):
     @abstractmethod
     def buffer(self, count: int, dtype: Any) -> Buffer:
         """Memory for `exchange`, handed out once and used for every step."""
+
+    @abstractmethod
+    def scratch(self, count: int, dtype: Any) -> Buffer:
+        """Memory for the next exchange, shared with other sizes: for numbers whose size changes."""
 
     @abstractmethod
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> Exchange:

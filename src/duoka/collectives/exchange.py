@@ -22,7 +22,7 @@ from duoka.collectives.arrays import Array
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting, Regrouped
-from duoka.collectives.staging import SLOT_BYTES, Staging
+from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
 
@@ -63,8 +63,13 @@ class SharedExchange(Exchange):
         mine = self._placement.replicas_of(self._collective.worker)
         return tuple(r for r in mine if r not in self._deposited)
 
+    def slot(self, buffer: Buffer, replica: int) -> Array:
+        assert isinstance(buffer, SharedBuffer) and buffer in self._buffers, "a buffer of this exchange"
+        return buffer.slot(replica)
+
     def deposit(self, replica: int, note: bytes = b"") -> None:
         assert replica in self.missing, f"replica {replica} is not awaited here"
+        check_note(note)
         self._moment("depositing")
         self._deposited.add(replica)
         self._notes[replica] = note
@@ -88,9 +93,10 @@ class SharedExchange(Exchange):
         deadline_s = self._collective.deadline_s if deadline_s is None else deadline_s
         if not self._number:
             self._number = self._collective.begin(self._call)
-            if not self.is_small:
-                for buffer in self._buffers:
-                    buffer.last_exchange = self._number
+        with self._collective.failing_for_good():
+            return self._commit(deadline_s)
+
+    def _commit(self, deadline_s: float) -> bool:
         while not self._is_committed:
             try:
                 self._attempt(deadline_s)
@@ -101,6 +107,7 @@ class SharedExchange(Exchange):
                 self._collective.adopt(regrouped.decision)
                 if regrouped.decision.completed >= self._number:
                     # Somebody completed this step before the loss: its result is there to be taken.
+                    self._collective.compare_calls(self._number, before.workers)
                     self._take(before)
                     self._finish()
                 elif not self._can_redo:
@@ -116,7 +123,7 @@ class SharedExchange(Exchange):
         self._moment("arriving")
         self._meeting.meet(self._number, ARRIVED, deadline_s)
         self._moment("arrived")
-        self._collective.compare_calls(self._number)
+        self._collective.compare_calls(self._number, self._placement.workers)
         if not self.is_small:
             self._reduce()
             self._moment("reduced")
@@ -170,6 +177,8 @@ class SharedExchange(Exchange):
         self._collective.complete(self._number)
         if not self.is_small:
             self._collective.hold(self._number)
+            for buffer in self._buffers:
+                buffer.last_exchange = self._number
 
     def result(self, buffer: Buffer) -> Array:
         assert self._is_committed, "commit() first"
@@ -182,7 +191,3 @@ class SharedExchange(Exchange):
     def notes(self) -> list[bytes]:
         assert self._is_committed, "commit() first"
         return self._all_notes
-
-    def release(self) -> None:
-        """Say that the result has been taken: the others may go on to write the next step."""
-        self._collective.release()

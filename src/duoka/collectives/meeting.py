@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from duoka.collectives.board import Board
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
-from duoka.errors import DeadlineExceeded, Stopped, WorkerLeft
+from duoka.errors import DeadlineExceeded, LaunchError, Stopped, WorkerLeft
 from duoka.topology.membership import Membership
 
 # How far a worker is within one call. Told to others as 4 * call + phase.
@@ -79,6 +79,12 @@ class Meeting:
 
     def begin(self, number: int, description: bytes) -> None:
         """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
+        if os.getpid() != self._pid:
+            raise LaunchError(
+                "A child process used the strategy of its parent.",
+                why="it is no worker: its parent speaks for it.",
+                do="call collectives in the process that made the strategy, not in loader workers or forked children.",
+            )
         self._board.write_call(self.worker, number, description)
         self._board.write(self.worker, self._pid, number, self.completed, self.steps)
 
@@ -86,9 +92,13 @@ class Meeting:
         self.completed = number
         self._board.write(self.worker, self._pid, number, number, self.steps)
 
-    def calls(self, number: int) -> dict[int, bytes]:
-        """What each living worker called; to be read once all have arrived."""
-        return {w: self._board.read_call(w, number) for w in self.membership.workers}
+    def end_step(self) -> None:
+        self.steps += 1
+        self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)
+
+    def calls(self, number: int, workers: Iterable[int]) -> dict[int, bytes]:
+        """What each of these workers called; to be read once all of them have arrived."""
+        return {w: self._board.read_call(w, number) for w in workers}
 
     def say(self, number: int, phase: int) -> None:
         """Tell the others how far this worker is."""
@@ -170,12 +180,14 @@ class Meeting:
         activity = self._board.tell_activity(self.worker)
         others = len(self.membership.workers) - len(missing)
         what = f"{self._describe(late)} has not {_PHASES[phase]} at step {self.steps} for {deadline_s:g} s"
-        what += f" ({activity}); {others} other{'s' if others != 1 else ''} wait."
+        what += f" ({activity}); {others} other{'s wait' if others != 1 else ' waits'}."
         if len(missing) > 1:
             what += " Also missing: " + ", ".join(self._describe(w) for w in missing[1:]) + "."
         return DeadlineExceeded(
             what,
-            why=f"it was last seen in: {self._board.tell_activity(late)}; its process {pid} is {_process_state(pid)}.",
+            why=f"it was last seen in: {self._board.tell_activity(late)}; its process {pid} is {_process_state(pid)}."
+            if pid
+            else "it has not come to its strategy yet: it is still starting, or busy with what comes before.",
             do="raise deadline_s if one step may take that long; its log has the rest.",
         )
 

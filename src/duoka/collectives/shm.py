@@ -5,9 +5,10 @@ One worker is the same code with nobody to wait for and memory of its own (see `
 
 from __future__ import annotations
 
-import json
+import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from duoka.collectives.collective import Buffer, Collective, Op
 from duoka.collectives.exchange import Moment, SharedExchange
 from duoka.collectives.meeting import ARRIVED, TAKEN, Decision, Meeting, Regrouped
 from duoka.collectives.staging import SLOT_BYTES, Staging
+from duoka.collectives.transfer import get, put, read_header, write_header
 from duoka.errors import MismatchError, WorkerLost
 from duoka.topology.placement import Placement, place
 from duoka.topology.tree import Node, fold, subtrees
@@ -54,6 +56,7 @@ class SharedMemory(Collective):
         self._adopt_later: list[Decision] = []
         self._held = 0
         self._number = 0
+        self._failure: BaseException | None = None
         self._scratch: dict[tuple[int, np.dtype[Any]], SharedBuffer] = {}
 
     @property
@@ -69,14 +72,28 @@ class SharedMemory(Collective):
 
     def begin(self, description: str) -> int:
         """Number the next call and say what it is. Ends the validity of a shared result."""
+        self._refuse_after_failure()
         self.release()
         self._number += 1
         self.meeting.begin(self._number, description.encode())
         return self._number
 
-    def compare_calls(self, number: int) -> None:
+    @contextmanager
+    def failing_for_good(self) -> Iterator[None]:
+        """A call that was left by an error cannot be followed by another: the others may still be in it."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def compare_calls(self, number: int, workers: Iterable[int]) -> None:
         """All workers see the same calls here, so either all of them raise or none."""
-        calls = self.meeting.calls(number)
+        calls = self.meeting.calls(number, workers)
         if len(set(calls.values())) > 1:
             self.complete(number)
             listing = "\n".join(f"{self._describe(w)}: {call.decode(errors='replace')}" for w, call in calls.items())
@@ -101,7 +118,7 @@ class SharedMemory(Collective):
             self._deal_anew = True
 
     def end_step(self) -> None:
-        self.meeting.steps += 1
+        self.meeting.end_step()
         if self._deal_anew:
             self._dealt = self._placement = place(self.num_replicas, self._placement.workers)
             self._deal_anew = False
@@ -113,61 +130,74 @@ class SharedMemory(Collective):
         self._held = number
 
     def release(self) -> None:
+        """Say that the last result has been taken: the others may write their slots again."""
         if self._held:
             self.meeting.say(self._held, TAKEN)
             self._held = 0
 
-    def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[], bool]) -> Placement:
+    def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[Decision], bool]) -> Placement:
         """The one meeting of a small call. Returns who had placed what when it was completed."""
-        while True:
-            try:
-                self.moment("arriving")
-                self.meeting.meet(number, ARRIVED, self._deadline(deadline_s))
-                self.compare_calls(number)
+        with self.failing_for_good():
+            while True:
                 placement = self._placement
-                break
-            except Regrouped as regrouped:
-                placement = self._placement
-                self.adopt(regrouped.decision)
-                if regrouped.decision.completed >= number:
-                    break
-                if not can_redo():
-                    raise self.lost_error(regrouped.decision, number) from None
-        return placement
+                try:
+                    self.moment("arriving")
+                    self.meeting.meet(number, ARRIVED, self._deadline(deadline_s))
+                    self.compare_calls(number, placement.workers)
+                    return placement
+                except Regrouped as regrouped:
+                    self.adopt(regrouped.decision)
+                    if regrouped.decision.completed >= number:
+                        self.compare_calls(number, placement.workers)
+                        return placement
+                    if not can_redo(regrouped.decision):
+                        raise self.lost_error(regrouped.decision, number) from None
 
     def _deadline(self, deadline_s: float | None) -> float:
         return self.deadline_s if deadline_s is None else deadline_s
 
-    def lost_error(self, decision: Decision, number: int) -> WorkerLost:
-        names = ", ".join(self._describe(w) for w in decision.lost)
+    def lost_error(self, decision: Decision | None, number: int) -> WorkerLost:
+        lost = [] if decision is None else [self._describe(w) for w in decision.lost]
+        who = f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost" if lost else "A worker was lost"
         return WorkerLost(
-            f"{names} was lost in call {number} at step {self.meeting.steps}, with the values it was to give.",
+            f"{who} in call {number} at step {self.meeting.steps}, with values that only it had.",
             why="a plain collective cannot compute another worker's value again.",
-            do="exchange what a step needs within the step (strategy.step, Exchange): there lost replicas are redone.",
+            do="exchange what a step needs within the step (strategy.sum_over_replicas): lost replicas are redone.",
         )
 
     # The calls.
 
     def barrier(self, *, deadline_s: float | None = None) -> None:
         number = self.begin("barrier")
-        self._meet_once(number, deadline_s, lambda: True)
+        self._meet_once(number, deadline_s, lambda decision: True)
         self.complete(number)
 
     def buffer(self, count: int, dtype: Any) -> SharedBuffer:
         return SharedBuffer(self._arena, self.num_replicas, int(count), dtype)
 
+    def scratch(self, count: int, dtype: Any) -> SharedBuffer:
+        """A buffer for this call, used again by later ones: sizes are rounded up, so that memory does not pile up."""
+        key = 1 << max(0, count - 1).bit_length(), np.dtype(dtype)
+        if key not in self._scratch:
+            self._scratch[key] = self.buffer(*key)
+        return self._scratch[key].use(count)
+
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> SharedExchange:
         shared = [buffer for buffer in buffers if isinstance(buffer, SharedBuffer)]
         assert len(shared) == len(buffers), "buffers come from this collective's buffer()"
-        sizes = ", ".join(buffer.title for buffer in shared)
-        return self._open_exchange(f"exchange {name} of {sizes}", shared, deadline_s, can_redo=True)
+        if len({id(buffer) for buffer in shared}) < len(shared):
+            raise MismatchError("One exchange was given the same buffer twice.", do="make a buffer for each.")
+        return self._open_exchange(f"exchange {name}".strip(), shared, deadline_s, can_redo=True)
 
     def _open_exchange(
         self, call: str, buffers: Sequence[SharedBuffer], deadline_s: float | None, *, can_redo: bool
     ) -> SharedExchange:
+        self._refuse_after_failure()
         self.release()
-        self._wait_until_taken(max((buffer.last_exchange for buffer in buffers), default=0), deadline_s)
-        return SharedExchange(self, buffers, call, can_redo=can_redo)
+        with self.failing_for_good():
+            self._wait_until_taken(max((buffer.last_exchange for buffer in buffers), default=0), deadline_s)
+        titles = ", ".join(buffer.title for buffer in buffers)
+        return SharedExchange(self, buffers, f"{call} of {titles}", can_redo=can_redo)
 
     def _wait_until_taken(self, number: int, deadline_s: float | None) -> None:
         while number:
@@ -186,32 +216,38 @@ class SharedMemory(Collective):
         deadline_s: float | None = None,
     ) -> Array:
         arrays = [as_array(value) for value in self._check_given(values, "values")]
-        if weights is None:
-            weights = [1.0] * len(arrays) if op == "mean" else None
-        given: list[float | None] = [None] * len(arrays) if weights is None else list(map(float, weights))
-        self._check_given(given, "weights")
+        given = self._check_weights(op, weights)
         like = arrays[0]
         if any(a.shape != like.shape or a.dtype != like.dtype for a in arrays):
             raise MismatchError(f"Values of one call differ: {[(a.shape, str(a.dtype)) for a in arrays]}.")
-        if op == "mean" and like.dtype.kind in "iu":
-            raise MismatchError(
-                f"The mean of {like.dtype} values is not a {like.dtype}.", do="convert to float64 first."
-            )
+        if like.dtype.kind in "iu" and (op == "mean" or weights is not None):
+            raise MismatchError(f"Values of {like.dtype} cannot be weighted.", do="convert them to float64 first.")
+        target = _check_out(out, like)
         dtype = sum_dtype(like.dtype)
         call = f"all_reduce {op} of {like.dtype}{list(like.shape)}"
         reduce = self._reduce_small if like.size * dtype.itemsize <= SLOT_BYTES else self._reduce_large
         flat, total = reduce(call, arrays, given, dtype, deadline_s)
-        result = _deliver(flat, like, out, total if op == "mean" else None)
+        _deliver(flat.reshape(like.shape), target, total if op == "mean" else None)
         self.release()
-        return result
+        return target
 
     def _check_given(self, values: Sequence[Any], what: str) -> Sequence[Any]:
         if len(values) != len(self.replicas):
             raise MismatchError(
                 f"{len(values)} {what} for the {len(self.replicas)} replicas of {self._describe(self.worker)}.",
-                do="give one for each replica that this worker runs, in order.",
+                do="give one for each replica that this worker runs, in order (strategy.local_replicas).",
             )
         return values
+
+    def _check_weights(self, op: str, weights: Sequence[float] | None) -> list[float | None]:
+        if op not in ("sum", "mean"):
+            raise MismatchError(f"There is no {op!r} over replicas.", do='use "sum" or "mean".')
+        if weights is None:
+            return [1.0 if op == "mean" else None] * len(self.replicas)
+        given: list[float | None] = [float(weight) for weight in self._check_given(weights, "weights")]
+        if any(weight is None or not 0 <= weight < math.inf for weight in given):
+            raise MismatchError(f"Weights must be finite and not negative: {given}.")
+        return given
 
     def _reduce_small(
         self,
@@ -232,14 +268,14 @@ class SharedMemory(Collective):
                 for node in subtrees(self.num_replicas, share.replicas):
                     total = _fold_below(node, parts)
                     self.staging.array(number, node.start, dtype, total.size)[:] = total
-        placement = self._meet_once(number, deadline_s, lambda: False)
+        placement = self._meet_once(number, deadline_s, lambda decision: False)
         size = arrays[0].size
         nodes = placement.partials
         staged = [self.staging.array(number, node.start, dtype, size) for node in nodes]
         result = fold(self.num_replicas, nodes, staged, np.add)
         notes = [self.staging.read_note(number, replica) for replica in range(self.num_replicas)]
         self.complete(number)
-        return result if len(nodes) > 1 else result.copy(), self._total_weight(notes)
+        return result, self._total_weight(notes)
 
     def _reduce_large(
         self,
@@ -249,13 +285,14 @@ class SharedMemory(Collective):
         dtype: np.dtype[Any],
         deadline_s: float | None,
     ) -> tuple[Array, float]:
-        key = arrays[0].size, dtype
-        if key not in self._scratch:
-            self._scratch[key] = self.buffer(*key)
-        buffer = self._scratch[key]
+        replicas = self.replicas
+        buffer = self.scratch(arrays[0].size, dtype)
         exchange = self._open_exchange(call, [buffer], deadline_s, can_redo=False)
-        for replica, array, weight in zip(self.replicas, arrays, weights, strict=True):
-            weigh(array, weight, buffer.slot(replica))
+        if self.replicas != replicas:
+            with self.failing_for_good():
+                raise self.lost_error(None, self._number + 1)
+        for replica, array, weight in zip(replicas, arrays, weights, strict=True):
+            weigh(array, weight, exchange.slot(buffer, replica))
             exchange.deposit(replica, _WEIGHT.pack(1.0 if weight is None else weight))
         exchange.commit(deadline_s)
         return exchange.result(buffer), self._total_weight(exchange.notes)
@@ -268,99 +305,91 @@ class SharedMemory(Collective):
     def all_gather(self, values: Sequence[Any], *, deadline_s: float | None = None) -> list[Array]:
         arrays = [np.ascontiguousarray(as_array(v)) for v in self._check_given(values, "values")]
         mine = dict(zip(self.replicas, arrays, strict=True))
+        headers = {replica: write_header(array) for replica, array in mine.items()}
+        workers = self.workers
         number = self.begin("all_gather")
         for replica, array in mine.items():
-            self.staging.write_note(number, replica, _header(array))
-            _put(self.staging.slot(number, replica), array, 0)
-        self._meet_once(number, deadline_s, lambda: False)
-        headers = [json.loads(self.staging.read_note(number, r)) for r in range(self.num_replicas)]
-        results = [np.empty(header["shape"], _dtype(header["dtype"])) for header in headers]
-        rounds = -(-max(array.nbytes for array in results) // SLOT_BYTES)
-        for position in range(max(1, rounds)):
-            start = position * SLOT_BYTES
-            if position > 0:
+            self.staging.write_note(number, replica, headers[replica])
+            put(self.staging.slot(number, replica), array, 0)
+        self._meet_once(number, deadline_s, lambda decision: False)
+        results = [read_header(self.staging.read_note(number, r)) for r in range(self.num_replicas)]
+        for start in range(0, max(1, *(array.nbytes for array in results)), SLOT_BYTES):
+            if start > 0:
                 self.complete(number)
-                number = self.begin(f"all_gather, part {position}")
+                self._refuse_loss_of(workers, number)
+                number = self.begin(f"all_gather, part {start // SLOT_BYTES}")
                 for replica, array in mine.items():
-                    _put(self.staging.slot(number, replica), array, start)
-                self._meet_once(number, deadline_s, lambda: False)
+                    put(self.staging.slot(number, replica), array, start)
+                self._meet_once(number, deadline_s, lambda decision: False)
             for replica, array in enumerate(results):
-                _get(self.staging.slot(number, replica), array, start)
+                get(self.staging.slot(number, replica), array, start)
         self.complete(number)
         return results
 
     def broadcast(self, value: Any = None, *, root: int = 0, deadline_s: float | None = None) -> Array:
-        is_sender = root in self.replicas
-        source = np.ascontiguousarray(as_array(value)) if is_sender else None
+        if not 0 <= root < self.num_replicas:
+            raise MismatchError(f"There is no replica {root}.", do=f"use one of 0 to {self.num_replicas - 1}.")
+        sender = self._placement.owner(root)
+        source = np.ascontiguousarray(as_array(value)) if sender == self.worker else None
+        header = None if source is None else write_header(source)
         number = self.begin(f"broadcast from replica {root}")
         wide = self.staging.wide_bytes
-        if source is not None:
-            self.staging.write_note(number, root, _header(source))
-            _put(self.staging.wide(number), source, 0)
-        self._meet_once(number, deadline_s, lambda: is_sender or root not in self._lost_replicas())
-        header = json.loads(self.staging.read_note(number, root))
-        result = np.empty(header["shape"], _dtype(header["dtype"])) if source is None else source
+        if source is not None and header is not None:
+            self.staging.write_note(number, root, header)
+            put(self.staging.wide(number), source, 0)
+        self._meet_once(number, deadline_s, lambda decision: sender not in decision.lost)
+        result = read_header(self.staging.read_note(number, root)) if source is None else source
         for start in range(0, max(1, result.nbytes), wide):
             if start > 0:
                 self.complete(number)
+                self._refuse_loss_of([sender], number)
                 number = self.begin(f"broadcast from replica {root}, part {start // wide}")
                 if source is not None:
-                    _put(self.staging.wide(number), source, start)
-                self._meet_once(number, deadline_s, lambda: is_sender or root not in self._lost_replicas())
+                    put(self.staging.wide(number), source, start)
+                self._meet_once(number, deadline_s, lambda decision: sender not in decision.lost)
             if source is None:
-                _get(self.staging.wide(number), result, start)
+                get(self.staging.wide(number), result, start)
         self.complete(number)
         return result.copy() if source is not None else result
 
-    def _lost_replicas(self) -> frozenset[int]:
-        alive = self.meeting.membership.workers
-        return frozenset(r for share in self._dealt.shares if share.worker not in alive for r in share.replicas)
+    def _refuse_loss_of(self, workers: Iterable[int], number: int) -> None:
+        """Between the parts of a call: the rest of what a lost worker had to give will never come."""
+        if not set(self.meeting.membership.workers).issuperset(workers):
+            with self.failing_for_good():
+                raise self.lost_error(None, number)
 
 
 def _fold_below(node: Node, parts: dict[Node, Array]) -> Array:
-    """The sum of a whole subtree, added into the leaf that stands first."""
+    """The sum of a whole subtree."""
     if node.is_leaf:
         return parts[node]
     left, right = (_fold_below(child, parts) for child in node.children)
-    return np.add(left, right, out=left)
+    return left + right
 
 
-def _deliver(flat: Array, like: Array, out: Any, divisor: float | None) -> Array:
-    """The result as an array of its own, in the caller's type and shape, or in the caller's memory."""
-    target = np.empty(like.shape, like.dtype) if out is None else as_array(out)
-    if target.shape != like.shape:
-        raise MismatchError(f"out has the shape {target.shape}, the values have {like.shape}.")
-    if divisor == 0:
+def _check_out(out: Any, like: Array) -> Array:
+    """The memory that the result goes to: the caller's, if it can really be written, or new."""
+    if out is None:
+        return np.empty(like.shape, like.dtype)
+    target = as_array(out)
+    is_shared = isinstance(out, np.ndarray) or hasattr(out, "__dlpack__")
+    if not is_shared or not target.flags.writeable:
         raise MismatchError(
-            "The mean of nothing: all weights are zero.", do="leave out the call when no replica has rows."
+            f"A result cannot be written into a {type(out).__name__}.", do="give a NumPy array or tensor."
         )
-    if divisor is None:
-        np.copyto(target, flat.reshape(like.shape), casting="unsafe")
-    else:
-        np.divide(flat.reshape(like.shape), flat.dtype.type(divisor), out=target, casting="unsafe")
+    if target.shape != like.shape or target.dtype != like.dtype:
+        raise MismatchError(
+            f"out is {target.dtype}{list(target.shape)}, the values are {like.dtype}{list(like.shape)}.",
+            do="give an out of the same type and shape, or none.",
+        )
     return target
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
-
-
-def _header(array: Array) -> bytes:
-    name = array.dtype.name if array.dtype.name == "bfloat16" else array.dtype.str
-    if array.dtype.hasobject:
-        raise MismatchError(f"An array of {array.dtype} cannot be sent.", do="send numbers, or encode it as bytes.")
-    return json.dumps({"dtype": name, "shape": array.shape}).encode()
-
-
-def _put(place: Array, array: Array, start: int) -> None:
-    data = array.reshape(-1).view(np.uint8)[start : start + place.size]
-    place[: data.size] = data
-
-
-def _get(place: Array, array: Array, start: int) -> None:
-    data = array.reshape(-1).view(np.uint8)[start : start + place.size]
-    data[:] = place[: data.size]
+def _deliver(result: Array, target: Array, divisor: float | None) -> None:
+    """Write the result, rounding sums of 16-bit values once."""
+    if divisor is None:
+        np.copyto(target, result, casting="unsafe")
+    elif divisor == 0:
+        raise MismatchError("The mean of nothing: all weights are zero.", do="leave out the call when nobody has rows.")
+    else:
+        np.divide(result, result.dtype.type(divisor), out=target, casting="unsafe")

@@ -43,8 +43,7 @@ class Staging:
         return self.slot(number, replica)[: count * dtype.itemsize].view(dtype)
 
     def write_note(self, number: int, replica: int, note: bytes) -> None:
-        if len(note) + _LENGTH.size > NOTE_BYTES:
-            raise MismatchError(f"A note of {len(note)} bytes is too long: {NOTE_BYTES - _LENGTH.size} fit.")
+        check_note(note)
         notes, start = self._notes[number & 1], replica * NOTE_BYTES
         _LENGTH.pack_into(notes, start, len(note))
         notes[start + _LENGTH.size : start + _LENGTH.size + len(note)] = note
@@ -53,3 +52,8 @@ class Staging:
         notes, start = self._notes[number & 1], replica * NOTE_BYTES
         (length,) = _LENGTH.unpack_from(notes, start)
         return bytes(notes[start + _LENGTH.size : start + _LENGTH.size + length])
+
+
+def check_note(note: bytes) -> None:
+    if len(note) + _LENGTH.size > NOTE_BYTES:
+        raise MismatchError(f"A note of {len(note)} bytes is too long: {NOTE_BYTES - _LENGTH.size} fit.")

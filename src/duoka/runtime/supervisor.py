@@ -109,7 +109,7 @@ class Supervisor:
             self._guardian.close()
             raise self._cannot_start(error) from error
         try:
-            self._begin_all()
+            self._begin_all(signals)
             if wakeup is not None:
                 self._selector.register(wakeup, selectors.EVENT_READ, ("wakeup", None))
             while self._running():
@@ -143,10 +143,13 @@ class Supervisor:
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.state is State.RUNNING]
 
-    def _begin_all(self) -> None:
+    def _begin_all(self, signals: Callable[[], int | None]) -> None:
         try:
-            for number in range(self._plan.num_workers):
-                self._begin(number)
+            for worker in range(self._plan.num_workers):
+                if (number := signals()) is not None:
+                    self._on_signal(number)  # starting many takes long, and Ctrl-C is not to wait for it
+                    return
+                self._begin(worker)
         except OSError as error:
             raise self._cannot_start(error) from error
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
-from duoka.collectives.arrays import Array, as_array, sum_dtype
-from duoka.collectives.collective import Buffer
+from duoka.collectives.arrays import Array, as_array
+from duoka.collectives.packing import Packing
 from duoka.devices.device import Device
 from duoka.strategies.strategy import Adapter, Connect, Request, Session
 
@@ -37,8 +37,8 @@ class Mirrored:
     ) -> None:
         request = Request(devices, replicas, seed, threads, soft_placement, deadline_s)
         self._session: Session = type(self).connect(request)
-        self._buffers: dict[tuple[tuple[int, str], ...], list[Buffer]] = {}
         self._step = 0
+        self._attempt = 0
         self._adapter: Adapter | None = None
 
     @property
@@ -131,33 +131,22 @@ class Mirrored:
         collective = self._session.collective
         first = collective.replicas[0]
         given = compute(first)
-        is_list = isinstance(given, (list, tuple))
+        layout = Packing.of(_arrays(given))
         ready = {first: _arrays(given)}
-        shapes = [(array.shape, array.dtype) for array in ready[first]]
-        buffers = self._buffers_for([(array.size, sum_dtype(array.dtype).str) for array in ready[first]])
-        exchange = collective.exchange(buffers)
+        self._attempt += 1
+        buffers = [collective.scratch(count, dtype) for dtype, count in layout.sizes.items()]
+        exchange = collective.exchange(buffers, f"{self._attempt} over replicas of {layout.title}")
         while True:
             for replica in exchange.missing:
-                arrays = ready.pop(replica, None) or _arrays(compute(replica))
-                for array, buffer in zip(arrays, buffers, strict=True):
-                    np.copyto(buffer.slot(replica), array.reshape(-1), casting="same_kind")
+                arrays = ready.pop(replica) if replica in ready else _arrays(compute(replica))
+                layout.pack(arrays, [exchange.slot(buffer, replica) for buffer in buffers], replica)
                 exchange.deposit(replica)
             if exchange.commit():
                 break
-        results = [
-            exchange.result(buffer).astype(dtype).reshape(shape)
-            for buffer, (shape, dtype) in zip(buffers, shapes, strict=True)
-        ]
+        results = layout.unpack([exchange.result(buffer) for buffer in buffers])
         collective.end_step()
         self._step += 1
-        return results if is_list else results[0]
-
-    def _buffers_for(self, sizes: Sequence[tuple[int, str]]) -> list[Buffer]:
-        key = tuple(sizes)
-        if key not in self._buffers:
-            collective = self._session.collective
-            self._buffers[key] = [collective.buffer(count, dtype) for count, dtype in sizes]
-        return self._buffers[key]
+        return results if isinstance(given, (list, tuple)) else results[0]
 
     def sum(self, value: Any) -> Any:
         """The sum over all replicas. A worker that runs several gives a list, one value for each."""

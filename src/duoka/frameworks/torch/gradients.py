@@ -48,7 +48,11 @@ class Round:
     def slots(self, replica: int) -> list[torch.Tensor]:
         """A view for each parameter and each merged statistic into this replica's slots."""
         if replica not in self._slots:
-            flats = [torch.from_numpy(self.buffers[group].slot(replica)) for group in range(len(self._layout.dtypes))]
+            assert self.exchange is not None
+            flats = [
+                torch.from_numpy(self.exchange.slot(self.buffers[group], replica))
+                for group in range(len(self._layout.dtypes))
+            ]
             self._slots[replica] = self._layout.views(flats)
         return self._slots[replica]
 
@@ -180,7 +184,7 @@ class Gradients:
             for slot, buffer in zip(slots[num_parameters:], round.statistics.merged, strict=True):
                 slot.copy_(buffer).mul_(body.weight) if body.rows else slot.zero_()
         if round.statistics.others:
-            place = round.buffers[-1].slot(body.replica)
+            place = round.exchange.slot(round.buffers[-1], body.replica)
             round.statistics.write_others(place) if body.replica == 0 else place.fill(0)
         round.exchange.deposit(body.replica, self._write_note(round, body))
 

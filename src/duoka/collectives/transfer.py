@@ -1,0 +1,45 @@
+"""Arrays as bytes with a header, cut to the size of what carries them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.errors import MismatchError
+
+
+def write_header(array: Array) -> bytes:
+    """The type and shape of an array, as a receiver needs them."""
+    is_bfloat16 = array.dtype.name == "bfloat16"
+    if array.dtype.hasobject or (array.dtype.kind == "V" and not is_bfloat16):
+        raise MismatchError(f"An array of {array.dtype} cannot be sent.", do="send numbers, or encode it as bytes.")
+    return json.dumps({"dtype": "bfloat16" if is_bfloat16 else array.dtype.str, "shape": array.shape}).encode()
+
+
+def read_header(header: bytes) -> Array:
+    """An empty array of the type and shape that was announced."""
+    fields = json.loads(header)
+    return np.empty(fields["shape"], _dtype(fields["dtype"]))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def put(place: Array, array: Array, start: int) -> None:
+    """Write the part of an array that begins at this byte."""
+    data = array.reshape(-1).view(np.uint8)[start : start + place.size]
+    place[: data.size] = data
+
+
+def get(place: Array, array: Array, start: int) -> None:
+    """Read the part of an array that begins at this byte."""
+    data = array.reshape(-1).view(np.uint8)[start : start + place.size]
+    data[:] = place[: data.size]
