@@ -69,14 +69,23 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def is_gone(group: int) -> bool:
-    """No process of this group is left."""
+    """No process of this group is left, but for dead ones that a slow init has not reaped."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass
-    return False
+        return False
+    return not any(_is_alive_in(group, entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
+def _is_alive_in(group: int, pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, _, its_group = file.read().rpartition(")")[2].split()[:3]
+    except (OSError, ValueError):
+        return False
+    return int(its_group) == group and state not in "ZX"
 
 
 def signal_name(number: int) -> str:
