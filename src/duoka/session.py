@@ -34,6 +34,7 @@ from duoka.runtime.environment import foreign_launcher, threads_given
 from duoka.runtime.launch import launch as launch_workers
 from duoka.runtime.plan import Plan, read_seconds, read_whole_number, threads_per_worker
 from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
+from duoka.runtime.seeds import seed_everything
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Adapter, Request
@@ -152,7 +153,10 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
     """Give a strategy its place in a run; in a script outside of one, become the run's supervisor."""
     attached = attachment()
     if attached is not None:
-        _check_same_run(request, attached.plan)
+        if attached.plan.command_line:
+            _let_command_line_win(request, attached)
+        else:
+            _check_same_run(request, attached.plan)
         return _join(attached)
     refuse_other_launchers()
     plan = make_plan(request)
@@ -192,7 +196,7 @@ def _list_monitors() -> list[str]:
     return [] if monitoring is None else [name for tool in range(6) if (name := monitoring.get_tool(tool))]
 
 
-def make_plan(request: Request, origin: str = "script") -> Plan:
+def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
     """Decide on devices, replicas and threads. Everything that cannot work is an error here."""
     inventory = _inventory()
     choice = choose(request.devices, inventory, request.soft_placement)
@@ -208,7 +212,7 @@ def make_plan(request: Request, origin: str = "script") -> Plan:
         seed=read_whole_number(request.seed, "seed", least=0),
         deadline_s=read_seconds(request.deadline_s, "deadline_s"),
         notes=choice.notes,
-        origin=origin,
+        command_line=command_line,
         here=_without_holders(inventory.devices),
     )
 
@@ -220,8 +224,6 @@ def _without_holders(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 def _check_same_run(request: Request, plan: Plan) -> None:
     """The script runs again in each worker; it must ask for the run that was started."""
-    if plan.origin != "script":
-        return  # the command line wins, and has said so
     wanted = make_plan(request)
     if (wanted.devices, wanted.num_replicas, wanted.seed) != (plan.devices, plan.num_replicas, plan.seed):
         raise LaunchError(
@@ -229,6 +231,26 @@ def _check_same_run(request: Request, plan: Plan) -> None:
             why="the first strategy of a script decides, and every worker must ask for the same.",
             do="make one strategy and use it everywhere; do not let its arguments depend on the worker.",
         )
+
+
+def _let_command_line_win(request: Request, attached: Attachment) -> None:
+    """What was not given there is the script's; what cannot be changed any more must be given there."""
+    plan = attached.plan
+    for name, asked, used in (
+        ("replicas", request.replicas, plan.num_replicas),
+        ("threads", request.threads, plan.threads),
+    ):
+        if name not in plan.command_line and asked not in (None, used):
+            raise LaunchError(
+                f"The script asks for {name}={asked}, and this run was started with {used}.",
+                why=f"`duoka run --devices` decides before the script runs, and {name} was not given there.",
+                do=f"add --{name} {asked}, or leave --devices out.",
+            )
+    if "seed" not in plan.command_line and request.seed != plan.seed:
+        attached.plan = replace(attached.plan, seed=read_whole_number(request.seed, "seed", least=0))
+        seed_everything(attached.plan.seed)
+    if "deadline" not in plan.command_line:
+        attached.plan = replace(attached.plan, deadline_s=read_seconds(request.deadline_s, "deadline_s"))
 
 
 def _join(attached: Attachment) -> WorkerSession:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from duoka.errors import LaunchError
 from duoka.runtime.command import from_words
 
 EPILOG = """examples:
@@ -19,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="N|LIST", help="how many devices, or which: gpu:0,gpu:2")
     parser.add_argument("--replicas", metavar="R", type=int, help="logical replicas; default: one per device")
     parser.add_argument("--threads", metavar="T", type=int, help="threads per worker; default: cores // replicas")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="the seed of the run (default 0)")
-    parser.add_argument("--deadline", metavar="S", type=float, default=60.0, help="seconds to wait for a worker")
+    parser.add_argument("--seed", metavar="S", type=int, help="the seed of the run; default: the script's")
+    parser.add_argument("--deadline", metavar="S", type=float, help="seconds to wait for a worker")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module ...", help="run a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py ...", help="run a script")
 
@@ -28,7 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     words = arguments.command if arguments.module is None else ["-m", *arguments.module]
     command = from_words(words[words[:1] == ["--"] :], sys.executable, os.getcwd())
-    if arguments.devices is None and arguments.replicas is None:
+    options = {name: getattr(arguments, name) for name in ("replicas", "threads", "seed", "deadline")}
+    given = tuple(name for name, value in options.items() if value is not None)
+    if arguments.devices is None:
+        if given:
+            raise LaunchError(
+                f"--{given[0]} was given without --devices.",
+                why="without --devices the script's own strategy decides, also on that.",
+                do=f"add --devices, or give {given[0]} to the strategy in the script.",
+            )
         # Nothing to decide here: the script does, and starting it plainly is the same.
         target = ["-m", command.module] if command.module is not None else [str(command.script)]
         os.execv(sys.executable, [sys.executable, *target, *command.arguments])
@@ -40,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     request = Request(
         devices=arguments.devices,
         replicas=arguments.replicas,
-        seed=arguments.seed,
+        seed=arguments.seed or 0,
         threads=arguments.threads,
-        deadline_s=arguments.deadline,
+        deadline_s=60.0 if arguments.deadline is None else arguments.deadline,
     )
     refuse_other_launchers()
-    become_supervisor(make_plan(request, origin="command line"), command)
+    become_supervisor(make_plan(request, command_line=("devices", *given)), command)

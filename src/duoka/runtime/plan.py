@@ -23,7 +23,7 @@ class Plan:
     seed: int = 0
     deadline_s: float = 60.0
     notes: tuple[str, ...] = ()  # what was chosen, and why, in sentences
-    origin: str = "script"  # who chose the devices: the script, or the command line, which wins
+    command_line: tuple[str, ...] = ()  # what was given there: it wins over the script
     here: tuple[Device, ...] = ()  # all that could be chosen from: a worker is shown its own card only
 
     @property
@@ -39,7 +39,8 @@ class Plan:
         fields = json.loads(text)
         for name in _DEVICES:
             fields[name] = tuple(Device.from_json(device) for device in fields[name])
-        fields["notes"] = tuple(fields["notes"])
+        for name in ("notes", "command_line"):
+            fields[name] = tuple(fields[name])
         return cls(**fields)
 
 
