@@ -41,6 +41,7 @@ class Round:
         ]
         self.private_views = self._layout.views(self.private)
         self.exchange: Exchange | None = None
+        self.used: np.ndarray | None = None  # which parameters got a gradient; known once it is committed
         self.taken: set[int] = set()
         self.bases: dict[int, torch.Tensor | None] = {}
         self._slots: dict[int, list[torch.Tensor]] = {}
@@ -107,7 +108,7 @@ class Gradients:
     def begin_batch(self) -> None:
         self._grads_at_start = [parameter.grad for parameter in self._parameters]
         for round in self._rounds:
-            round.exchange = None
+            round.exchange = round.used = None
 
     def begin_later_body(self) -> None:
         """Another replica of the same batch starts from where the first one did."""
@@ -127,10 +128,15 @@ class Gradients:
         if self._depth or body is None or body.backwards >= len(self._rounds):
             return
         round = self._rounds[body.backwards]
-        if round.taken:
+        if not round.taken:
+            return
+        body.backwards += 1
+        if round.used is not None:
+            # A later backward of this step met a loss, and its replicas run again: this one is done.
+            self._show_sum(round, round.used)
+        else:
             self._deposit(round, body)
-            body.backwards += 1
-            self._commit(round, body)
+            self._commit(round)
 
     def abandon_backward(self) -> None:
         """The backward raised: nothing of it counts."""
@@ -139,6 +145,10 @@ class Gradients:
     def _take(self, index: int, gradient: torch.Tensor, body: Body) -> None:
         """Write one parameter's gradient, weighted, into this replica's slot."""
         round = self._round_of(body)
+        if round.used is not None:
+            self._set_aside(round, index)
+            round.taken.add(index)
+            return
         slot = round.slots(body.replica)[index]
         if gradient.is_sparse:
             gradient = gradient.to_dense()
@@ -169,7 +179,7 @@ class Gradients:
             self._rounds.append(Round(self._collective, self._parameters, statistics))
         round = self._rounds[body.backwards]
         if round.exchange is None:
-            name = f"of step {self._loop.step}, backward {body.backwards + 1},"
+            name = f"of step {self._loop.step}, backward {body.backwards + 1}, order {self._loop.order},"
             round.exchange = self._collective.exchange(round.buffers, name)
         return round
 
@@ -194,16 +204,16 @@ class Gradients:
         head = _NOTE.pack(body.gradient_weight, body.is_counted)
         return head + (b"" if used.all() else np.packbits(used).tobytes())
 
-    def _commit(self, round: Round, body: Body) -> None:
+    def _commit(self, round: Round) -> None:
         assert round.exchange is not None
-        if round.exchange.missing or not round.exchange.commit():
+        self._loop.is_complete = not round.exchange.missing and round.exchange.commit()
+        if not self._loop.is_complete:
             self._show_own(round)
             return
-        used, divisor = self._read_notes(round.exchange.notes)
+        round.used, divisor = self._read_notes(round.exchange.notes)
         round.copy_results(divisor)
-        self._show_sum(round, used)
+        self._show_sum(round, round.used)
         self._take_statistics(round)
-        self._loop.is_complete = True
 
     def _read_notes(self, notes: Sequence[bytes]) -> tuple[np.ndarray, float | None]:
         """Which parameters got a gradient in any replica, and what to divide by when the user gave counts."""

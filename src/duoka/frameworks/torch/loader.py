@@ -71,7 +71,7 @@ class PreparedLoader:
 
     def _train_indexed(self) -> Iterator[Any]:
         batches = list_batches(self._loader, self._loop.seed, self._epoch)
-        self._compare_order(batches)
+        self._loop.order = digest(batches)
         source = _Source(self._loader, batches, self._loop.seed, self._epoch, self._collective)
         for position, batch in enumerate(batches):
             yield from self._bodies(len(batch), partial(source.load, position))
@@ -103,17 +103,6 @@ class PreparedLoader:
                 self._hooks.end_body(body)
             done.add(replica)
         self._hooks.end_batch()
-
-    def _compare_order(self, batches: list[list[Any]]) -> None:
-        if len(self._collective.workers) == 1:
-            return
-        digests = self._collective.all_gather([digest(batches)] * len(self._collective.replicas))
-        if len({bytes(part) for part in digests}) > 1:
-            raise MismatchError(
-                f"The workers do not agree on the order of epoch {self._epoch}.",
-                why="a sampler gave different indices although all generators were seeded alike.",
-                do="let the sampler depend on its arguments and on the global generators only (no clock).",
-            )
 
     def _evaluate(self) -> Iterator[Any]:
         for batch in self._loader:

@@ -41,6 +41,7 @@ class Loop:
         self.seed = seed
         self.num_replicas = num_replicas
         self.step = 0
+        self.order = ""  # a digest of the epoch's order, compared between workers at every step
         self.body: Body | None = None
         self.is_complete = False  # the batch of this body is: p.grad is whole, and optimizers may step
 

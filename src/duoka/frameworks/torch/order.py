@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from torch.utils.data import DataLoader
 
 from duoka.data.seeds import derive
@@ -30,7 +29,6 @@ def _generators(loader: DataLoader[Any]) -> list[Any]:
     return list(found.values())
 
 
-def digest(batches: Sequence[Sequence[Any]]) -> np.ndarray:
+def digest(batches: Sequence[Sequence[Any]]) -> str:
     """A fingerprint of an order, to compare between workers."""
-    text = repr([list(batch) for batch in batches]).encode()
-    return np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
+    return hashlib.sha256(repr([list(batch) for batch in batches]).encode()).hexdigest()[:16]
