@@ -21,7 +21,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # What the tests need. torch comes first and by its exact version: a looser requirement pulls the CUDA build.
 .venv/.frameworks: .venv/.tools
 	$(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) install -c constraints.txt tensorflow-cpu keras jax
+	$(PIP) install -c constraints.txt tensorflow-cpu keras jax accelerate lightning-fabric
 	@touch $@
 
 demo: .venv/.base
@@ -40,6 +40,10 @@ test-full: .venv/.frameworks
 
 bench: .venv/.frameworks
 	$(BIN)/python benchmarks/run.py
+
+MINUTES ?= 10
+chaos: .venv/.frameworks
+	$(BIN)/python -m tests.process.soak $(MINUTES)
 
 clean:
 	rm -rf .venv runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -81,7 +81,6 @@ class WorkerSession:
         self.collective = collective
         self.num_replicas = plan.num_replicas
         self.device = plan.devices[worker]
-        self.deadline_s = plan.deadline_s
 
     @property
     def num_workers(self) -> int:
@@ -104,7 +103,6 @@ class NotebookSession:
         self._plan, self._reason = plan, reason
         self.num_replicas = plan.num_replicas
         self.num_workers = plan.num_workers
-        self.deadline_s = plan.deadline_s
         self._inside: WorkerSession | None = None
 
     @property

@@ -337,31 +337,29 @@ def test_the_result_of_a_large_exchange_can_only_be_read(num_workers):
     assert run(num_workers, 3, body) == [3.0] * num_workers
 
 
-CHILDREN_CALL = {
-    "barrier": lambda c, buffer: c.barrier(),
-    "small_sum": lambda c, buffer: c.all_reduce(ones(c, SMALL)),
-    "large_sum": lambda c, buffer: c.all_reduce(ones(c, LARGE)),
-    "gather": lambda c, buffer: c.all_gather(ones(c, SMALL)),
-    "broadcast": lambda c, buffer: c.broadcast(np.ones(3)),
-    "exchange": lambda c, buffer: exchange_once(c, [buffer], value=77),
-    "buffer": lambda c, buffer: c.buffer(LARGE, "f4"),
-    "step": lambda c, buffer: strategy_of(c).sum_over_replicas(lambda replica: np.ones(LARGE)),
+CALLS_OF_CHILDREN = {  # with what they have inherited: a collective, a buffer of it, a strategy
+    "barrier": lambda c, buffer, strategy: c.barrier(),
+    "small_sum": lambda c, buffer, strategy: c.all_reduce(ones(c, SMALL)),
+    "large_sum": lambda c, buffer, strategy: c.all_reduce(ones(c, LARGE)),
+    "gather": lambda c, buffer, strategy: c.all_gather(ones(c, SMALL)),
+    "broadcast": lambda c, buffer, strategy: c.broadcast(np.ones(3)),
+    "exchange": lambda c, buffer, strategy: exchange_once(c, [buffer], value=77),
+    "buffer": lambda c, buffer, strategy: c.buffer(LARGE, "f4"),
+    "step": lambda c, buffer, strategy: strategy.sum_over_replicas(lambda replica: np.full(LARGE, 77.0)),
 }
 
 
 def let_a_child_call(collective, name: str, directory: str):
-    buffer = collective.buffer(LARGE, "f4")
-    result = exchange_once(collective, [buffer]).result(buffer)  # its end would be told to the others by the next call
-    session = strategy_of(collective)  # a child is not attached, so it inherits this
+    strategy, buffer = strategy_of(collective), collective.buffer(LARGE, "f4")
+    result = exchange_once(collective, [buffer]).result(buffer)  # the next call would tell the others that it is taken
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            # Our descriptors are closed in a child. Its files get their numbers.
+            # Our descriptors are closed in a child: its files get their numbers.
             paths = [f"{directory}/{collective.worker}-{number}" for number in range(40)]
             files = [os.open(path, os.O_RDWR | os.O_CREAT) for path in paths]
-            call = CHILDREN_CALL[name] if name != "step" else _step_of(session)
-            error = kind_of(lambda: call(collective, buffer))
+            error = kind_of(lambda: CALLS_OF_CHILDREN[name](collective, buffer, strategy))
             os.write(writing, f"{error}, {sum(os.fstat(fd).st_size for fd in files)} bytes written".encode())
         finally:
             os._exit(0)
@@ -372,11 +370,7 @@ def let_a_child_call(collective, name: str, directory: str):
     return told, is_untouched, float(exchange_once(collective, [buffer], value=2).result(buffer).max())
 
 
-def _step_of(strategy):
-    return lambda collective, buffer: strategy.sum_over_replicas(lambda replica: np.full(LARGE, 77.0))
-
-
-@pytest.mark.parametrize("name", CHILDREN_CALL)
+@pytest.mark.parametrize("name", CALLS_OF_CHILDREN)
 def test_a_forked_child_that_calls_gets_a_launch_error_and_writes_nothing(name, tmp_path):
     told = run(2, 2, let_a_child_call, name, str(tmp_path), deadline_s=2.0)
     assert told == [["LaunchError, 0 bytes written", True, 4.0]] * 2
@@ -423,7 +417,7 @@ def test_thirty_sizes_take_the_memory_of_one():
 
 def one_nan(collective, dtype: str, companion: int) -> list[str]:
     """The bits of sums of one NaN per replica, with unequal signs; the last beside a buffer of another size."""
-    signed = [np.copysign(np.full(1, np.nan, dtype), -1 if r % 2 else 1) for r in range(collective.num_replicas)]
+    signed = [np.copysign(np.full(1, np.nan, dtype), 1 if r % 3 else -1) for r in range(collective.num_replicas)]
     total = collective.all_reduce([signed[r] for r in collective.replicas])
     buffers = [collective.buffer(companion, "f4"), collective.buffer(1, dtype)]
     exchange = collective.exchange(buffers)
@@ -445,18 +439,20 @@ def test_a_single_nan_has_the_same_sign_on_any_number_of_workers(num_replicas, c
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("size", [SMALL, 2 * LARGE])
-def test_bfloat16_tensors_are_added_up_in_float32_and_rounded_once(size):
+def test_bfloat16_tensors_are_added_up_in_float32_and_rounded_once():
     def body(collective):
         import torch
 
-        mine = [torch.full((size,), 256.0 if r == 0 else 1.0, dtype=torch.bfloat16) for r in collective.replicas]
-        mine[0].requires_grad_()
-        total = collective.all_reduce(mine)
-        return str(total.dtype), np.unique(total.astype("f4")).tolist()
+        told = []
+        for size in (SMALL, 2 * LARGE):
+            mine = [torch.full((size,), 256.0 if r == 0 else 1.0, dtype=torch.bfloat16) for r in collective.replicas]
+            mine[0].requires_grad_()
+            total = collective.all_reduce(mine)
+            told.append([str(total.dtype), total.shape[0], np.unique(total.astype("f4")).tolist()])
+        return told
 
     # 256 + 1 is 256 in bfloat16; 256 + 1 + 1 is not.
-    assert run(2, 3, body) == [["bfloat16", [258.0]]] * 2
+    assert run(2, 3, body) == [[["bfloat16", SMALL, [258.0]], ["bfloat16", 2 * LARGE, [258.0]]]] * 2
 
 
 # Steps of a strategy.

@@ -67,9 +67,6 @@ class Session(Protocol):
     @property
     def device(self) -> Device: ...
 
-    @property
-    def deadline_s(self) -> float: ...
-
     def adapter(self, objects: Sequence[Any]) -> Adapter:
         """An adapter to the framework that these objects belong to; each strategy has its own."""
         ...

@@ -94,9 +94,9 @@ def place(num_replicas: int, workers: Sequence[int]) -> Placement:
         )
     if num_replicas < len(workers):
         raise TopologyError(
-            f"{num_replicas} replicas cannot be placed on {len(workers)} workers.",
+            f"{_count(num_replicas, 'replica')} cannot be placed on {len(workers)} workers.",
             why="a worker with no replica would wait at every step and add nothing.",
-            do=f"use at most {num_replicas} devices, or set replicas={len(workers)} before training starts.",
+            do=f"use at most {_count(num_replicas, 'device')}, or set replicas={len(workers)} before training starts.",
         )
     each, rest = divmod(num_replicas, len(workers))
     shares, start = [], 0
@@ -105,3 +105,7 @@ def place(num_replicas: int, workers: Sequence[int]) -> Placement:
         shares.append(Share(worker, tuple(range(start, stop))))
         start = stop
     return Placement(num_replicas, tuple(shares))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
