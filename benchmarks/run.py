@@ -85,8 +85,8 @@ NOTES = """## Notes
 
 - `memcpy` is libc's (through NumPy), which writes around the cache; `copy_` is PyTorch's own copy loop, which does
   not. Both workers copy at once.
-- Where the private result costs more than 1.4 libc memcpys: one core of this machine reads at about 12.5 GB/s and writes
-  at about 10 GB/s. Adding up half of the buffer is bound by reading, copying the result out by writing, and without
+- Where the private result costs more than 1.4 libc memcpys: one core of this machine reads about 12.5 GB/s and writes
+  about 10 GB/s. Adding up half of the buffer is bound by reading, copying the result out by writing, and without
   code of our own that does both at once the two times add up. Tried, and slower or equal: copying each piece out
   while it lies in the cache; every worker adding up everything straight into its own memory; adding into a small
   buffer and copying from there."""

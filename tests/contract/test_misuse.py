@@ -394,17 +394,18 @@ def test_thirty_sizes_take_the_memory_of_one():
     most = 2 * 2**17 * 4  # a slot of so many floats for each replica
 
     def body(collective):
-        def arena_bytes():
-            return os.fstat(attachment().identity.arena).st_size
+        def measure() -> int:
+            collective.barrier()  # all have what they need, and nobody needs more yet
+            arena_bytes = os.fstat(attachment().identity.arena).st_size
+            collective.barrier()
+            return arena_bytes
 
-        collective.barrier()
-        start = arena_bytes()
+        strategy, measured = strategy_of(collective), [measure()]
         totals = [float(collective.all_reduce(ones(collective, size)).sum()) for size in sizes]
-        collective.barrier()
-        after_sums = arena_bytes()
-        strategy = strategy_of(collective)
+        measured.append(measure())
         totals += [float(strategy.sum_over_replicas(lambda r, n=size: np.ones(n, "f4")).sum()) for size in sizes]
-        return totals, after_sums - start, arena_bytes() - after_sums
+        measured.append(measure())
+        return totals, measured[1] - measured[0], measured[2] - measured[1]
 
     for totals, for_sums, for_steps in run(2, 2, body):
         assert totals == [2.0 * size for size in sizes] * 2
@@ -412,7 +413,17 @@ def test_thirty_sizes_take_the_memory_of_one():
         assert for_steps <= most
 
 
-# The same bits, whatever is asked for.
+# The same bits and shapes, whatever is asked for.
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_single_number_has_no_dimension_after_every_call(num_workers):
+    def body(collective):
+        mine = [np.float64(r) for r in collective.replicas]
+        total = collective.all_reduce(mine)
+        return [list(array.shape) for array in (total, *collective.all_gather(mine), collective.broadcast(mine[0]))]
+
+    assert run(num_workers, 2, body) == [[[], [], [], []]] * num_workers
 
 
 def one_nan(collective, dtype: str, companion: int) -> list[str]:
