@@ -55,10 +55,7 @@ class SharedBuffer(Buffer):
     def add(self, into: Node, other: Node) -> None:
         """The sum of two subtrees, in the slot of the left one."""
         left, right = self._slots[into.start], self._slots[other.start]
-        if self.count == 1:
-            left[:] = left + right  # in place, NumPy adds a single number the other way round: another NaN
-        else:
-            np.add(left, right, out=left)
+        _add(left, right, out=left)
 
     def reduce_slice(self, placement: Placement, homes: Sequence[int], home: int) -> None:
         """Add up this home's slice of all partial sums, over the home's own slice."""
@@ -68,11 +65,7 @@ class SharedBuffer(Buffer):
             return
         if len(nodes) == 2:
             left, right = (self._slots[node.start][start:stop] for node in nodes)
-            target = self._slots[home][start:stop]
-            if stop - start == 1:
-                target[:] = left + right
-            else:
-                np.add(left, right, out=target)
+            _add(left, right, out=self._slots[home][start:stop])
             return
         step = _PIECE_BYTES // self.dtype.itemsize
         for begin in range(start, stop, step):
@@ -88,16 +81,12 @@ class SharedBuffer(Buffer):
             target = mine.get(left)
             if target is None:
                 target = mine.pop(right) if right in mine else scratch.pop()
-            np.add(parts[left], parts[right], out=target)
+            _add(parts[left], parts[right], out=target)
             if right in mine:
                 scratch.append(mine.pop(right))
             parts[left] = mine[left] = target
         left, right = last
-        self._slots[home][piece] = (
-            parts[left] + parts[right]
-            if piece.stop - piece.start == 1
-            else np.add(parts[left], parts[right], out=self._slots[home][piece])
-        )
+        _add(parts[left], parts[right], out=self._slots[home][piece])
 
     def _scratches(self) -> list[Array]:
         if not self._scratch:
@@ -129,3 +118,10 @@ class SharedBuffer(Buffer):
     def _page_range(self, parts: int, position: int) -> tuple[int, int]:
         pages = max(PAGE, round_to_pages(self.nbytes)) // PAGE
         return pages * position // parts * PAGE, pages * (position + 1) // parts * PAGE
+
+
+def _add(left: Array, right: Array, out: Array) -> None:
+    if out.size == 1:
+        out[:] = left + right  # over one of its terms, NumPy adds a single number the other way round: another NaN
+    else:
+        np.add(left, right, out=out)

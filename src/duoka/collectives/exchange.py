@@ -91,6 +91,7 @@ class SharedExchange(Exchange):
     def commit(self, deadline_s: float | None = None) -> bool:
         assert not self.missing, f"replicas {self.missing} have not been deposited"
         deadline_s = self._collective.deadline_s if deadline_s is None else deadline_s
+        self._collective.check_usable()
         if not self._number:
             self._number = self._collective.begin(self._call)
         with self._collective.failing_for_good():

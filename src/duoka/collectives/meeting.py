@@ -77,14 +77,16 @@ class Meeting:
         self._pid = os.getpid()
         board.write(worker, self._pid, 0, 0, 0)
 
-    def begin(self, number: int, description: bytes) -> None:
-        """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
+    def refuse_children(self) -> None:
         if os.getpid() != self._pid:
             raise LaunchError(
                 "A child process used the strategy of its parent.",
                 why="it is no worker: its parent speaks for it.",
                 do="call collectives in the process that made the strategy, not in loader workers or forked children.",
             )
+
+    def begin(self, number: int, description: bytes) -> None:
+        """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
         self._board.write_call(self.worker, number, description)
         self._board.write(self.worker, self._pid, number, self.completed, self.steps)
 

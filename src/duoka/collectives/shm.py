@@ -57,7 +57,7 @@ class SharedMemory(Collective):
         self._held = 0
         self._number = 0
         self._failure: BaseException | None = None
-        self._scratch: dict[tuple[int, np.dtype[Any]], SharedBuffer] = {}
+        self._scratch: dict[tuple[int, np.dtype[Any], str], SharedBuffer] = {}
 
     @property
     def placement(self) -> Placement:
@@ -72,7 +72,7 @@ class SharedMemory(Collective):
 
     def begin(self, description: str) -> int:
         """Number the next call and say what it is. Ends the validity of a shared result."""
-        self._refuse_after_failure()
+        self.check_usable()
         self.release()
         self._number += 1
         self.meeting.begin(self._number, description.encode())
@@ -87,7 +87,9 @@ class SharedMemory(Collective):
             self._failure = error
             raise
 
-    def _refuse_after_failure(self) -> None:
+    def check_usable(self) -> None:
+        """In a forked child nothing may be touched: its numbers of descriptors may mean the user's files by now."""
+        self.meeting.refuse_children()
         if self._failure is not None:
             raise self._failure
 
@@ -132,6 +134,7 @@ class SharedMemory(Collective):
     def release(self) -> None:
         """Say that the last result has been taken: the others may write their slots again."""
         if self._held:
+            self.meeting.refuse_children()
             self.meeting.say(self._held, TAKEN)
             self._held = 0
 
@@ -173,14 +176,15 @@ class SharedMemory(Collective):
         self.complete(number)
 
     def buffer(self, count: int, dtype: Any) -> SharedBuffer:
+        self.check_usable()
         return SharedBuffer(self._arena, self.num_replicas, int(count), dtype)
 
-    def scratch(self, count: int, dtype: Any) -> SharedBuffer:
-        """A buffer for this call, used again by later ones: sizes are rounded up, so that memory does not pile up."""
-        key = 1 << max(0, count - 1).bit_length(), np.dtype(dtype)
-        if key not in self._scratch:
-            self._scratch[key] = self.buffer(*key)
-        return self._scratch[key].use(count)
+    def scratch(self, count: int, dtype: Any, purpose: str = "step") -> SharedBuffer:
+        """A buffer for this purpose, used again by later calls; sizes are rounded up, so that they do not pile up."""
+        capacity, dtype = 1 << max(0, count - 1).bit_length(), np.dtype(dtype)
+        if (capacity, dtype, purpose) not in self._scratch:
+            self._scratch[capacity, dtype, purpose] = self.buffer(capacity, dtype)
+        return self._scratch[capacity, dtype, purpose].use(count)
 
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> SharedExchange:
         shared = [buffer for buffer in buffers if isinstance(buffer, SharedBuffer)]
@@ -192,7 +196,7 @@ class SharedMemory(Collective):
     def _open_exchange(
         self, call: str, buffers: Sequence[SharedBuffer], deadline_s: float | None, *, can_redo: bool
     ) -> SharedExchange:
-        self._refuse_after_failure()
+        self.check_usable()
         self.release()
         with self.failing_for_good():
             self._wait_until_taken(max((buffer.last_exchange for buffer in buffers), default=0), deadline_s)
@@ -286,7 +290,7 @@ class SharedMemory(Collective):
         deadline_s: float | None,
     ) -> tuple[Array, float]:
         replicas = self.replicas
-        buffer = self.scratch(arrays[0].size, dtype)
+        buffer = self.scratch(arrays[0].size, dtype, "all_reduce")
         exchange = self._open_exchange(call, [buffer], deadline_s, can_redo=False)
         if self.replicas != replicas:
             with self.failing_for_good():
@@ -303,7 +307,7 @@ class SharedMemory(Collective):
         return fold(self.num_replicas, leaves, weights, lambda left, right: left + right)
 
     def all_gather(self, values: Sequence[Any], *, deadline_s: float | None = None) -> list[Array]:
-        arrays = [np.ascontiguousarray(as_array(v)) for v in self._check_given(values, "values")]
+        arrays = [np.asarray(as_array(v), order="C") for v in self._check_given(values, "values")]
         mine = dict(zip(self.replicas, arrays, strict=True))
         headers = {replica: write_header(array) for replica, array in mine.items()}
         workers = self.workers
@@ -330,7 +334,7 @@ class SharedMemory(Collective):
         if not 0 <= root < self.num_replicas:
             raise MismatchError(f"There is no replica {root}.", do=f"use one of 0 to {self.num_replicas - 1}.")
         sender = self._placement.owner(root)
-        source = np.ascontiguousarray(as_array(value)) if sender == self.worker else None
+        source = np.asarray(as_array(value), order="C") if sender == self.worker else None
         header = None if source is None else write_header(source)
         number = self.begin(f"broadcast from replica {root}")
         wide = self.staging.wide_bytes

@@ -14,9 +14,17 @@ from duoka.errors import MismatchError
 def write_header(array: Array) -> bytes:
     """The type and shape of an array, as a receiver needs them."""
     is_bfloat16 = array.dtype.name == "bfloat16"
-    if array.dtype.hasobject or (array.dtype.kind == "V" and not is_bfloat16):
+    if not is_bfloat16 and (array.dtype.kind not in "biufcSUmM" or not _is_known(array.dtype.str)):
         raise MismatchError(f"An array of {array.dtype} cannot be sent.", do="send numbers, or encode it as bytes.")
     return json.dumps({"dtype": "bfloat16" if is_bfloat16 else array.dtype.str, "shape": array.shape}).encode()
+
+
+def _is_known(name: str) -> bool:
+    """Types of other packages (8-bit floats) have names that NumPy does not read back."""
+    try:
+        return bool(np.dtype(name).str == name)
+    except TypeError:
+        return False
 
 
 def read_header(header: bytes) -> Array:

@@ -47,7 +47,7 @@ def encode(value: Any) -> bytes:
         }
 
     def put(array: np.ndarray) -> int:
-        blobs.append(np.ascontiguousarray(array).tobytes())
+        blobs.append(array.tobytes())
         return len(blobs[-1])
 
     head = json.dumps(plain(value)).encode()

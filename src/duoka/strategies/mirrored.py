@@ -129,11 +129,11 @@ class Mirrored:
         array(6.)
         """
         collective = self._session.collective
+        self._attempt += 1  # also when it fails: a step that one worker leaves out must not pass for the next one
         first = collective.replicas[0]
         given = compute(first)
         layout = Packing.of(_arrays(given))
         ready = {first: _arrays(given)}
-        self._attempt += 1
         buffers = [collective.scratch(count, dtype) for dtype, count in layout.sizes.items()]
         exchange = collective.exchange(buffers, f"{self._attempt} over replicas of {layout.title}")
         while True:
