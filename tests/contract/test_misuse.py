@@ -428,7 +428,8 @@ def test_a_single_number_has_no_dimension_after_every_call(num_workers):
 
 def one_nan(collective, dtype: str, companion: int) -> list[str]:
     """The bits of sums of one NaN per replica, with unequal signs; the last beside a buffer of another size."""
-    signed = [np.copysign(np.full(1, np.nan, dtype), 1 if r % 3 else -1) for r in range(collective.num_replicas)]
+    signs = [1 if r % 3 else -1 for r in range(collective.num_replicas)]
+    signed = [np.copysign(np.full(1, np.nan), sign).astype(dtype) for sign in signs]
     total = collective.all_reduce([signed[r] for r in collective.replicas])
     buffers = [collective.buffer(companion, "f4"), collective.buffer(1, dtype)]
     exchange = collective.exchange(buffers)
@@ -439,7 +440,7 @@ def one_nan(collective, dtype: str, companion: int) -> list[str]:
     return [total.tobytes().hex(), exchange.result(buffers[1]).tobytes().hex()]
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
 @pytest.mark.parametrize("companion", [SMALL, LARGE])
 @pytest.mark.parametrize("num_replicas", [2, 8])
 def test_a_single_nan_has_the_same_sign_on_any_number_of_workers(num_replicas, companion, dtype):

@@ -23,4 +23,5 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-main()
+if __name__ == "__main__":
+    main()

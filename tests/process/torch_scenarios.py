@@ -261,4 +261,5 @@ def main() -> None:
     print("RESULT " + json.dumps(results), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

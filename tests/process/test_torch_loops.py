@@ -1,0 +1,172 @@
+"""PyTorch loops that lose a worker, and loops that do not fit: forked workers under the real supervisor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from duoka.collectives.solo import solo
+from duoka.errors import MismatchError
+from duoka.frameworks.torch.adapter import TorchAdapter
+from tests.conftest import run_workers
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+WIDTHS = {"small": 8, "large": 3000}
+
+
+def adapter_for(collective) -> TorchAdapter:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return TorchAdapter(collective, 0, torch.device("cpu"))
+
+
+def make(width: int = 8, rows: int = 48, batch_size: int = 12):
+    model = nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 5))
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(rows, 20, generator=generator), torch.randn(rows, 5, generator=generator))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), DataLoader(data, batch_size=batch_size)
+
+
+def train(collective, size: str, backwards: int, victim: int = -1, moment: int = -1) -> str:
+    if collective.worker == victim:
+        _die_at(collective, moment)
+    model, optimizer, loader = adapter_for(collective).prepare(make(WIDTHS[size]))
+    for x, y in loader:
+        optimizer.zero_grad()
+        out = model(x)
+        ((out - y) ** 2).mean().backward(retain_graph=backwards > 1)
+        if backwards > 1:
+            (0.3 * out.abs().mean()).backward()
+        optimizer.step()
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+
+
+def _die_at(collective, number: int) -> None:
+    count = 0
+
+    def moment(name: str) -> None:
+        nonlocal count
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+
+    collective.moment = moment
+
+
+@pytest.mark.parametrize("size", list(WIDTHS))
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_a_loop_that_loses_a_worker_ends_with_the_bits_of_a_calm_one(size, backwards):
+    calm = train(solo(4, available_bytes=lambda: 2**40), size, backwards)
+    for num_workers, victim, moment in [(2, 1, m) for m in range(8, 24, 3)] + [(3, 0, m) for m in range(8, 24, 3)]:
+        launched = run_workers(num_workers, 4, train, size, backwards, victim, moment)
+        assert launched.outcome.lost == [(victim, signal.SIGKILL)], launched.outcome
+        assert launched.outcome.exit_code == 0, launched.outcome
+        assert set(launched.results.values()) == {calm}, f"{num_workers} workers, moment {moment}"
+
+
+def leave_out_a_batch(collective) -> str:
+    model, optimizer, loader = adapter_for(collective).prepare(make())
+    for index, (x, y) in enumerate(loader):
+        if index == 2 and collective.worker == 1:
+            continue
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+    return "finished"
+
+
+def break_early(collective) -> str:
+    model, _, loader = adapter_for(collective).prepare(make())
+    for index, (x, y) in enumerate(loader):
+        if index == 2 and collective.worker == 1:
+            break
+        ((model(x) - y) ** 2).mean().backward()
+    return "finished"
+
+
+def build_differently(collective) -> None:
+    model = nn.Linear(4 + collective.worker, 2)
+    adapter_for(collective).prepare([model])
+
+
+@pytest.mark.parametrize(
+    ("body", "errors"),
+    [
+        (leave_out_a_batch, {"MismatchError", "WorkerLeft"}),
+        (break_early, {"WorkerLeft"}),
+        (build_differently, {"MismatchError"}),
+    ],
+)
+def test_loops_that_do_not_fit_are_an_error_and_never_a_hang(body, errors):
+    launched = run_workers(2, 2, body)
+    assert launched.outcome.exit_code != 0
+    assert launched.outcome.failure["error"] in errors, launched.outcome.failure["traceback"]
+
+
+@pytest.fixture
+def alone():
+    return adapter_for(solo(2, available_bytes=lambda: 2**40))
+
+
+def test_an_optimizer_of_other_parameters_is_refused(alone):
+    with pytest.raises(MismatchError, match="parameters of no prepared model"):
+        alone.prepare([nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)])
+
+
+def test_the_same_object_is_not_prepared_twice(alone):
+    model = nn.Linear(2, 2)
+    alone.prepare([model])
+    with pytest.raises(MismatchError, match="prepared already"):
+        alone.prepare([model])
+
+
+def test_what_cannot_be_prepared_is_named(alone):
+    with pytest.raises(MismatchError, match="A dict cannot be prepared"):
+        alone.prepare([{}])
+
+
+def test_a_share_of_one_row_under_batch_norm_names_three_ways_out(alone):
+    model = nn.Sequential(nn.Linear(20, 4), nn.BatchNorm1d(4))
+    _, _, loader = make(rows=15, batch_size=12)
+    model, loader = alone.prepare([model, loader])
+    with pytest.raises(MismatchError, match=r"(?s)single row.*drop_last.*fewer replicas.*sync_batchnorm"):
+        for x, _ in loader:
+            model(x).sum().backward()
+
+
+def test_a_gradient_set_by_hand_on_a_stranger_is_refused_at_the_step(alone):
+    model, optimizer, loader = make()
+    stranger = nn.Parameter(torch.zeros(2))
+    model, optimizer, loader = alone.prepare([model, optimizer, loader])
+    optimizer.add_param_group({"params": [stranger]})
+    with pytest.raises(MismatchError, match="exchanged with nobody"):
+        for x, y in loader:
+            ((model(x) - y) ** 2).mean().backward()
+            stranger.grad = torch.ones(2)
+            optimizer.step()
+
+
+def test_the_model_stays_the_same_object_with_the_same_names(alone):
+    model, optimizer, loader = make()
+    names = list(model.state_dict())
+    back, _, _ = alone.prepare([model, optimizer, loader])
+    assert back is model and list(back.state_dict()) == names
+
+
+def test_gradients_show_the_whole_batch_after_the_last_body_and_the_replicas_own_before(alone):
+    model, optimizer, loader = alone.prepare(make(rows=12))
+    shown = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        shown.append((model[0].weight.grad.clone(), alone.stepped, len(x)))
+    plain = torch.autograd.grad(((model(loader.dataset[:][0]) - loader.dataset[:][1]) ** 2).mean(), model[0].weight)[0]
+    assert [stepped for _, stepped, _ in shown] == [False, True]
+    torch.testing.assert_close(shown[1][0], plain)
+    assert not torch.allclose(shown[0][0], plain)
