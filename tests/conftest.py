@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from duoka.runtime.launch import Launched, launch
 from duoka.runtime.plan import Plan
 from duoka.runtime.worker import attachment
 from duoka.session import _join
+
+# Tests started in the background begin with Ctrl-C ignored, and so would the runs that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def plan_for(num_workers: int, num_replicas: int, deadline_s: float = 20.0) -> Plan:
