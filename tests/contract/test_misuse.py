@@ -608,3 +608,40 @@ def test_a_worker_that_leaves_early_is_named_to_those_who_wait_for_it():
     told = outcome.failure["traceback"]
     assert "worker 1 (cpu:0/v1) has finished its script" in told
     assert "it took part in 2 calls, and this is call 3" in told
+
+
+def leave_after_the_last_barrier(collective) -> int:
+    """Worker 2 is heard by worker 0 first, which then leaves. Worker 1 reads of both departures at the same time."""
+    meeting = collective.meeting
+    collective.barrier()
+    if collective.worker == 2:
+        send = meeting._mailbox.send
+
+        def send_late_to_worker_1(receivers, message) -> None:
+            send([0], message)
+            wait_until_gone(meeting, 0)
+            send([1], message)
+
+        meeting._mailbox.send = send_late_to_worker_1
+    if collective.worker == 1:
+        receive = meeting._link.receive
+
+        def receive_late(timeout_s: float):
+            wait_until_gone(meeting, 2)
+            return receive(timeout_s)
+
+        meeting._link.receive = receive_late
+    collective.barrier()
+    return meeting.completed
+
+
+def wait_until_gone(meeting, worker: int) -> None:
+    """And until the supervisor has told of it."""
+    end = time.monotonic() + 5
+    while os.path.exists(f"/proc/{meeting._board.read(worker).pid}") and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.1)
+
+
+def test_a_worker_that_has_come_to_the_last_call_and_left_is_not_missed():
+    assert run(3, 3, leave_after_the_last_barrier) == [2, 2, 2]

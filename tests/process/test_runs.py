@@ -279,7 +279,8 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path):
     ("words", "code", "part"),
     [
         (["--devices", "2", "--replicas", "1", "script.py"], 1, "TopologyError: 1 replica"),
-        (["--replicas", "0", "script.py"], 1, "TopologyError: 0 replicas"),
+        (["--devices", "1", "--replicas", "0", "script.py"], 1, "TopologyError: 0 replicas"),
+        (["--replicas", "2", "script.py"], 1, "LaunchError: --replicas was given without --devices"),
         (["--devices", "0", "script.py"], 69, "DeviceError: devices=0"),
         (["--devices", "warp:0,cpu:0", "script.py"], 69, "warp:0"),
         (["--devices", "cpu:0,cpu:0", "script.py"], 69, "DeviceError: cpu:0 is named 2 times"),
