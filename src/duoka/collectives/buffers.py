@@ -36,11 +36,14 @@ class SharedBuffer(Buffer):
         self._piece = arena.reserve(num_replicas * self._stride, purpose)
         self._scratch: list[Array] = []
         self.last_exchange = 0
+        self.count = -1
         self.use(count)
 
     def use(self, count: int) -> SharedBuffer:
         """From the next exchange on, only so many numbers count."""
         assert count <= self._capacity
+        if count == self.count:
+            return self  # mapping the slices side by side anew costs as much as a copy
         self.count = count
         self.nbytes = count * self.dtype.itemsize
         # Compared between workers: buffers that were not made in the same order lie elsewhere.

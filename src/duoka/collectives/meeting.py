@@ -113,12 +113,14 @@ class Meeting:
         end = self._clock() + deadline_s
         while missing := self._missing(target):
             gone = [w for w in missing if w in self._left]
-            if gone:
+            # What they said before they left is in our pipe already, but perhaps not read yet.
+            remaining = 0.0 if gone else end - self._clock()
+            messages = self._mailbox.receive(remaining)
+            if gone and not messages:
                 raise self._left_error(gone[0], number)
-            remaining = end - self._clock()
-            if remaining <= 0:
+            if remaining <= 0 and not messages:
                 raise self._deadline_error(missing, phase, deadline_s)
-            for message in self._mailbox.receive(remaining):
+            for message in messages:
                 if message.sender == WAKE:
                     self._read_link(end)
                 else:
