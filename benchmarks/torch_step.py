@@ -1,9 +1,9 @@
 """One training step of PyTorch on two workers with one thread each: Duoka against DDP, Accelerate and Fabric.
 
-    python benchmarks/torch_step.py            (part of: make bench)
+    python benchmarks/torch_step.py
 
 All contestants run in the same two processes, in turn, on the same data, with the same model and optimizer and the
-same allocator settings. "without exchange" is Duoka's step with the communication left out.
+same allocator settings. "plain half" is the step without any communication, on half of the batch.
 """
 
 from __future__ import annotations
