@@ -130,8 +130,8 @@ def write_story(seed: int) -> Story:
         if kind == "announcement":
             strikes.append(Strike(victim, announcement=chance.randrange(STEPS)))
         elif kind == "moment":
-            # A worker passes at least this many moments: deposit, (stage or reduce,) arrive, ..., complete.
-            strikes.append(Strike(victim, moment=chance.randrange(5 * STEPS)))
+            # A worker passes at least this many moments: five a step, and one less where it takes a result late.
+            strikes.append(Strike(victim, moment=chance.randrange(5 * STEPS - 2)))
         else:
             strikes.append(Strike(victim, after_s=chance.uniform(0, 0.03)))
     return Story(num_workers, num_replicas, size, tuple(strikes))
