@@ -54,6 +54,8 @@ class SharedMemory(Collective):
         self._dealt = self._placement = place(num_replicas, meeting.membership.workers)
         self._deal_anew = False
         self._adopt_later: list[Decision] = []
+        self._lost_call = 0  # the call in which values of a lost worker were due
+        self._before_loss = self._placement
         self._held = 0
         self._number = 0
         self._failure: BaseException | None = None
@@ -113,6 +115,9 @@ class SharedMemory(Collective):
 
         One that takes a result late is still a step behind: it moves them once it has come to that step.
         """
+        if self._lost_call != decision.completed + 1:
+            # Whoever was further has come to this call with the values of the old placement: it fails for all.
+            self._lost_call, self._before_loss = decision.completed + 1, self._placement
         if decision.steps > self.meeting.steps:
             self._adopt_later.append(decision)
         else:
@@ -138,9 +143,11 @@ class SharedMemory(Collective):
             self.meeting.say(self._held, TAKEN)
             self._held = 0
 
-    def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[Decision], bool]) -> Placement:
+    def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[], bool]) -> Placement:
         """The one meeting of a small call. Returns who had placed what when it was completed."""
         with self.failing_for_good():
+            if number == self._lost_call and not can_redo():
+                raise self.lost_error(None, number)
             while True:
                 placement = self._placement
                 try:
@@ -153,7 +160,7 @@ class SharedMemory(Collective):
                     if regrouped.decision.completed >= number:
                         self.compare_calls(number, placement.workers)
                         return placement
-                    if not can_redo(regrouped.decision):
+                    if not can_redo():
                         raise self.lost_error(regrouped.decision, number) from None
 
     def _deadline(self, deadline_s: float | None) -> float:
@@ -172,7 +179,7 @@ class SharedMemory(Collective):
 
     def barrier(self, *, deadline_s: float | None = None) -> None:
         number = self.begin("barrier")
-        self._meet_once(number, deadline_s, lambda decision: True)
+        self._meet_once(number, deadline_s, lambda: True)
         self.complete(number)
 
     def buffer(self, count: int, dtype: Any) -> SharedBuffer:
@@ -272,7 +279,7 @@ class SharedMemory(Collective):
                 for node in subtrees(self.num_replicas, share.replicas):
                     total = _fold_below(node, parts)
                     self.staging.array(number, node.start, dtype, total.size)[:] = total
-        placement = self._meet_once(number, deadline_s, lambda decision: False)
+        placement = self._meet_once(number, deadline_s, lambda: False)
         size = arrays[0].size
         nodes = placement.partials
         staged = [self.staging.array(number, node.start, dtype, size) for node in nodes]
@@ -292,7 +299,7 @@ class SharedMemory(Collective):
         replicas = self.replicas
         buffer = self.scratch(arrays[0].size, dtype, "all_reduce")
         exchange = self._open_exchange(call, [buffer], deadline_s, can_redo=False)
-        if self.replicas != replicas:
+        if self._number + 1 == self._lost_call or self.replicas != replicas:
             with self.failing_for_good():
                 raise self.lost_error(None, self._number + 1)
         for replica, array, weight in zip(replicas, arrays, weights, strict=True):
@@ -315,7 +322,7 @@ class SharedMemory(Collective):
         for replica, array in mine.items():
             self.staging.write_note(number, replica, headers[replica])
             put(self.staging.slot(number, replica), array, 0)
-        self._meet_once(number, deadline_s, lambda decision: False)
+        self._meet_once(number, deadline_s, lambda: False)
         results = [read_header(self.staging.read_note(number, r)) for r in range(self.num_replicas)]
         for start in range(0, max(1, *(array.nbytes for array in results)), SLOT_BYTES):
             if start > 0:
@@ -324,7 +331,7 @@ class SharedMemory(Collective):
                 number = self.begin(f"all_gather, part {start // SLOT_BYTES}")
                 for replica, array in mine.items():
                     put(self.staging.slot(number, replica), array, start)
-                self._meet_once(number, deadline_s, lambda decision: False)
+                self._meet_once(number, deadline_s, lambda: False)
             for replica, array in enumerate(results):
                 get(self.staging.slot(number, replica), array, start)
         self.complete(number)
@@ -333,7 +340,8 @@ class SharedMemory(Collective):
     def broadcast(self, value: Any = None, *, root: int = 0, deadline_s: float | None = None) -> Array:
         if not 0 <= root < self.num_replicas:
             raise MismatchError(f"There is no replica {root}.", do=f"use one of 0 to {self.num_replicas - 1}.")
-        sender = self._placement.owner(root)
+        is_lost_call = self._number + 1 == self._lost_call
+        sender = (self._before_loss if is_lost_call else self._placement).owner(root)
         source = np.asarray(as_array(value), order="C") if sender == self.worker else None
         header = None if source is None else write_header(source)
         number = self.begin(f"broadcast from replica {root}")
@@ -341,7 +349,7 @@ class SharedMemory(Collective):
         if source is not None and header is not None:
             self.staging.write_note(number, root, header)
             put(self.staging.wide(number), source, 0)
-        self._meet_once(number, deadline_s, lambda decision: sender not in decision.lost)
+        self._meet_once(number, deadline_s, lambda: sender in self.meeting.membership.workers)
         result = read_header(self.staging.read_note(number, root)) if source is None else source
         for start in range(0, max(1, result.nbytes), wide):
             if start > 0:
@@ -350,7 +358,7 @@ class SharedMemory(Collective):
                 number = self.begin(f"broadcast from replica {root}, part {start // wide}")
                 if source is not None:
                     put(self.staging.wide(number), source, start)
-                self._meet_once(number, deadline_s, lambda decision: sender not in decision.lost)
+                self._meet_once(number, deadline_s, lambda: sender in self.meeting.membership.workers)
             if source is None:
                 get(self.staging.wide(number), result, start)
         self.complete(number)
