@@ -1,4 +1,4 @@
-"""What every collective promises, held against one worker alone and against real workers that share memory."""
+"""What every collective promises: one worker alone, real workers that share memory, and those that use a library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from duoka.collectives.solo import solo
+from duoka.collectives.torch_distributed import TorchDistributed
 from tests.conftest import run_workers
 
 SMALL, LARGE, ODD = 7, 300_000, 70_001
@@ -28,11 +30,21 @@ def run_shared(num_workers, num_replicas, body, *args):
     return launched.results
 
 
+def run_by_torch(num_workers, num_replicas, body, *args):
+    def body_on_tensors(control):
+        return body(TorchDistributed(control, "gloo", torch.device("cpu"), exact=True), *args)
+
+    return run_shared(num_workers, num_replicas, body_on_tensors)
+
+
 IMPLEMENTATIONS = [
     pytest.param(partial(run_alone, 1), id="solo"),
     pytest.param(partial(run_shared, 1), id="shm-1"),
     pytest.param(partial(run_shared, 2), id="shm-2"),
     pytest.param(partial(run_shared, 3), id="shm-3"),
+    pytest.param(partial(run_by_torch, 1), id="torch-1", marks=pytest.mark.torch),
+    pytest.param(partial(run_by_torch, 2), id="torch-2", marks=pytest.mark.torch),
+    pytest.param(partial(run_by_torch, 3), id="torch-3", marks=pytest.mark.torch),
 ]
 everywhere = pytest.mark.parametrize("run", IMPLEMENTATIONS)
 
@@ -67,13 +79,22 @@ def sums_of_every_size(collective):
         for _ in range(3):
             exchange = collective.exchange(buffers)
             for replica in exchange.missing:
-                exchange.slot(buffers[0], replica)[:] = values[replica]
+                np.asarray(exchange.slot(buffers[0], replica))[:] = values[replica]
                 exchange.slot(buffers[1], replica)[:] = replica + 0.1
                 exchange.deposit(replica, b"note %d" % replica)
             assert exchange.commit()
             assert exchange.notes == [b"note %d" % r for r in range(collective.num_replicas)]
             hashes.append(digest(exchange.result(buffers[0]), exchange.result(buffers[1])))
     return hashes
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 5, 8])
+def test_a_library_that_carries_exact_sums_gives_the_same_bits(num_replicas):
+    expected = run_alone(1, num_replicas, sums_of_every_size)[0]
+    for num_workers in range(1, min(3, num_replicas) + 1):
+        for worker, hashes in run_by_torch(num_workers, num_replicas, sums_of_every_size).items():
+            assert hashes == expected, f"{num_workers} workers, worker {worker}"
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8, 12])

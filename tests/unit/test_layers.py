@@ -23,6 +23,7 @@ LAYERS = [
     "session",
     "cli",
     "horovod",
+    "torch",
 ]
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
 
@@ -63,9 +64,23 @@ def test_a_framework_is_imported_only_by_its_own_folder():
     for path in modules():
         for name in imported_modules(path):
             root = name.split(".")[0]
-            if root in FRAMEWORKS:
+            if root in FRAMEWORKS and not (root == "torch" and path in BY_TORCH):
                 parts = path.relative_to(PACKAGE).parts
                 assert parts[0] == "frameworks" and root in {parts[1], *ALSO.get(parts[1], ())}, f"{path}: {name}"
+
+
+# The transport that is a framework's own: part of the collectives, loaded only where its framework is loaded anyway.
+BY_TORCH = {PACKAGE / "collectives" / f"torch_{name}.py" for name in ("distributed", "group", "sums")}
+BY_TORCH |= {PACKAGE / "torch.py"}  # borrowed names; nothing imports them
+
+
+def test_the_transport_of_a_framework_is_imported_only_where_that_framework_is():
+    assert all(path.exists() for path in BY_TORCH)
+    names = {f"duoka.collectives.{path.stem}" for path in BY_TORCH} | {"duoka.torch"}
+    for path in modules():
+        if path not in BY_TORCH and path.parent != PACKAGE / "frameworks" / "torch":
+            imported = {".".join(name.split(".")[:3]) for name in imported_modules(path)}
+            assert not imported & names, path
 
 
 ALSO = {"keras": ("torch", "tensorflow", "jax"), "tensorflow": ("keras",)}

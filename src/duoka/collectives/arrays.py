@@ -69,6 +69,17 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     )
 
 
+def add(left: Array, right: Array, out: Array | None = None) -> Array:
+    """left + right. Infinities and NaN are the user's: a GradScaler looks for them, so nothing is said."""
+    with np.errstate(all="ignore"):
+        if out is None:
+            return np.add(left, right)
+        if out.size == 1:
+            out[:] = left + right  # over one of its terms, NumPy adds a single number the other way round: another NaN
+            return out
+        return np.add(left, right, out=out)
+
+
 def weigh(value: Array, weight: float | None, out: Array) -> None:
     """out = value * weight, in out's type. A weight of zero leaves the value out: NaN times zero is NaN."""
     if weight is None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from duoka.collectives.arena import PAGE, Arena, round_to_pages
-from duoka.collectives.arrays import Array
+from duoka.collectives.arena import PAGE, Arena, PrivateView, round_to_pages
+from duoka.collectives.arrays import Array, add
 from duoka.collectives.collective import Buffer
 from duoka.errors import MismatchError
 from duoka.topology.placement import Placement
@@ -50,6 +50,7 @@ class SharedBuffer(Buffer):
         self.title = f"{self.dtype}[{count}]@{self._piece.offset}"
         self._slots = [self._piece.array(self.dtype, count, r * self._stride) for r in range(self._num_replicas)]
         self._results: dict[tuple[int, ...], Array] = {}
+        self._owned: dict[tuple[int, ...], PrivateView] = {}
         return self
 
     def slot(self, replica: int) -> Array:
@@ -58,7 +59,7 @@ class SharedBuffer(Buffer):
     def add(self, into: Node, other: Node) -> None:
         """The sum of two subtrees, in the slot of the left one."""
         left, right = self._slots[into.start], self._slots[other.start]
-        _add(left, right, out=left)
+        add(left, right, out=left)
 
     def reduce_slice(self, placement: Placement, homes: Sequence[int], home: int) -> None:
         """Add up this home's slice of all partial sums, over the home's own slice."""
@@ -68,7 +69,7 @@ class SharedBuffer(Buffer):
             return
         if len(nodes) == 2:
             left, right = (self._slots[node.start][start:stop] for node in nodes)
-            _add(left, right, out=self._slots[home][start:stop])
+            add(left, right, out=self._slots[home][start:stop])
             return
         step = _PIECE_BYTES // self.dtype.itemsize
         for begin in range(start, stop, step):
@@ -84,12 +85,12 @@ class SharedBuffer(Buffer):
             target = mine.get(left)
             if target is None:
                 target = mine.pop(right) if right in mine else scratch.pop()
-            _add(parts[left], parts[right], out=target)
+            add(parts[left], parts[right], out=target)
             if right in mine:
                 scratch.append(mine.pop(right))
             parts[left] = mine[left] = target
         left, right = last
-        _add(parts[left], parts[right], out=self._slots[home][piece])
+        add(parts[left], parts[right], out=self._slots[home][piece])
 
     def _scratches(self) -> list[Array]:
         if not self._scratch:
@@ -103,15 +104,28 @@ class SharedBuffer(Buffer):
         key = tuple(homes)
         if key not in self._results:
             self._results.clear()
-            ranges = []
-            for position, home in enumerate(homes):
-                begin, end = self._page_range(len(homes), position)
-                if end > begin:
-                    ranges.append((home * self._stride + begin, end - begin))
-            result = self._piece.stitch(ranges)[: self.nbytes].view(self.dtype)
+            result = self._piece.stitch(self._ranges(homes))[: self.nbytes].view(self.dtype)
             result.flags.writeable = False  # it is everybody's
             self._results[key] = result
         return self._results[key]
+
+    def own(self, homes: Sequence[int]) -> Array:
+        """The same, to be changed at will: pages are copied when they are written, and only those."""
+        key = tuple(homes)
+        if key not in self._owned:
+            self._owned.clear()
+            self._owned[key] = self._piece.stitch_privately(self._ranges(homes))
+        owned = self._owned[key]
+        owned.refresh()
+        return owned.bytes[: self.nbytes].view(self.dtype)
+
+    def _ranges(self, homes: Sequence[int]) -> list[tuple[int, int]]:
+        ranges = []
+        for position, home in enumerate(homes):
+            begin, end = self._page_range(len(homes), position)
+            if end > begin:
+                ranges.append((home * self._stride + begin, end - begin))
+        return ranges
 
     def _slice(self, homes: Sequence[int], home: int) -> tuple[int, int]:
         begin, end = self._page_range(len(homes), list(homes).index(home))
@@ -121,10 +135,3 @@ class SharedBuffer(Buffer):
     def _page_range(self, parts: int, position: int) -> tuple[int, int]:
         pages = max(PAGE, round_to_pages(self.nbytes)) // PAGE
         return pages * position // parts * PAGE, pages * (position + 1) // parts * PAGE
-
-
-def _add(left: Array, right: Array, out: Array) -> None:
-    if out.size == 1:
-        out[:] = left + right  # over one of its terms, NumPy adds a single number the other way round: another NaN
-    else:
-        np.add(left, right, out=out)

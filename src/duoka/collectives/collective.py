@@ -9,7 +9,7 @@ and raises an error that names the worker it waited for.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -55,6 +55,14 @@ class Exchange(ABC):
     def result(self, buffer: Buffer) -> Array:
         """The sum over all replicas: everybody's memory, to be read only, until this worker's next call."""
 
+    def own(self, buffer: Buffer, when_released: Callable[[], None]) -> Array | None:
+        """The same sum, without a copy, as memory that this worker may change: nobody else sees it.
+
+        It holds until this worker's next call, which tells by `when_released` just before. None where there is
+        no such memory: copy the result.
+        """
+        return None
+
     @property
     @abstractmethod
     def notes(self) -> list[bytes]:
@@ -64,6 +72,7 @@ class Exchange(ABC):
 class Collective(ABC):
     worker: int
     num_replicas: int
+    deadline_s: float  # of calls that name none
 
     @property
     @abstractmethod

@@ -14,11 +14,9 @@ What makes it exactly-once:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from duoka.collectives.arrays import Array
+from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting, Regrouped
@@ -30,15 +28,43 @@ if TYPE_CHECKING:
     from duoka.collectives.shm import SharedMemory
 
 Moment = Callable[[str], None]
+Carry = Callable[[int, float], None]  # the number of the call, its deadline in seconds
+
+
+class CarriedBuffer(Protocol):
+    """A buffer in each worker's own memory, whose sums another transport carries between the workers."""
+
+    nbytes: int
+    title: str
+
+    def slot(self, replica: int) -> Any: ...
+
+    def add(self, into: Node, other: Node) -> None: ...
+
+    def result(self, homes: Sequence[int]) -> Any: ...
 
 
 class SharedExchange(Exchange):
-    def __init__(self, collective: SharedMemory, buffers: Sequence[SharedBuffer], call: str, *, can_redo: bool) -> None:
+    """With `carry`, another transport adds up: between the meetings, and into memory of each worker's own.
+
+    Whoever has completed the call then knows that all others have their result, too, because they said so.
+    """
+
+    def __init__(
+        self,
+        collective: SharedMemory,
+        buffers: Sequence[SharedBuffer] | Sequence[CarriedBuffer],
+        call: str,
+        *,
+        can_redo: bool,
+        carry: Carry | None = None,
+    ) -> None:
         self._collective = collective
         self._meeting: Meeting = collective.meeting
         self._staging: Staging = collective.staging
         self._moment: Moment = collective.moment
-        self._buffers = list(buffers)
+        self._buffers: list[Any] = list(buffers)
+        self._carry = carry
         self._call = call
         self._number = 0  # given when it is committed: other calls may come between the deposits
         self._can_redo = can_redo
@@ -50,7 +76,7 @@ class SharedExchange(Exchange):
         self._notes: dict[int, bytes] = {}
         self._parents = parents(collective.num_replicas)
         self._small_results: dict[int, Array] = {}
-        self.is_small = sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
+        self.is_small = carry is None and sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
         self._is_committed = False
         self._all_notes: list[bytes] = []
 
@@ -64,8 +90,11 @@ class SharedExchange(Exchange):
         return tuple(r for r in mine if r not in self._deposited)
 
     def slot(self, buffer: Buffer, replica: int) -> Array:
-        assert isinstance(buffer, SharedBuffer) and buffer in self._buffers, "a buffer of this exchange"
-        return buffer.slot(replica)
+        return self._known(buffer).slot(replica)
+
+    def _known(self, buffer: Buffer) -> Any:
+        assert buffer in self._buffers, "a buffer of this exchange"
+        return buffer
 
     def deposit(self, replica: int, note: bytes = b"") -> None:
         assert replica in self.missing, f"replica {replica} is not awaited here"
@@ -126,7 +155,10 @@ class SharedExchange(Exchange):
         self._moment("arrived")
         self._collective.compare_calls(self._number, self._placement.workers)
         if not self.is_small:
-            self._reduce()
+            if self._carry is None:
+                self._reduce()
+            else:
+                self._carry(self._number, deadline_s)
             self._moment("reduced")
             self._meeting.meet(self._number, REDUCED, deadline_s)
 
@@ -168,7 +200,7 @@ class SharedExchange(Exchange):
         for position, buffer in enumerate(self._buffers):
             begin, end = start, start + buffer.nbytes
             parts = [self._staging.slot(self._number, n.start)[begin:end].view(buffer.dtype) for n in nodes]
-            total = fold(self._collective.num_replicas, nodes, parts, np.add)
+            total = fold(self._collective.num_replicas, nodes, parts, add)
             self._small_results[position] = total if len(nodes) > 1 else total.copy()
             start = end
 
@@ -176,17 +208,23 @@ class SharedExchange(Exchange):
         self._is_committed = True
         self._moment("completed")
         self._collective.complete(self._number)
-        if not self.is_small:
+        if not self.is_small and self._carry is None:
             self._collective.hold(self._number)
             for buffer in self._buffers:
                 buffer.last_exchange = self._number
 
     def result(self, buffer: Buffer) -> Array:
         assert self._is_committed, "commit() first"
-        assert isinstance(buffer, SharedBuffer)
         if self.is_small:
             return self._small_results[self._buffers.index(buffer)]
-        return buffer.result(self._homes)
+        return self._known(buffer).result(self._homes)
+
+    def own(self, buffer: Buffer, when_released: Callable[[], None]) -> Array | None:
+        assert self._is_committed, "commit() first"
+        if self.is_small or not isinstance(buffer, SharedBuffer):
+            return None
+        self._collective.tell_when_released(when_released)
+        return buffer.own(self._homes)
 
     @property
     def notes(self) -> list[bytes]:

@@ -85,6 +85,10 @@ class Meeting:
                 do="call collectives in the process that made the strategy, not in loader workers or forked children.",
             )
 
+    def process_of(self, worker: int) -> int:
+        """The process id of a worker that has arrived somewhere."""
+        return self._board.read(worker).pid
+
     def begin(self, number: int, description: bytes) -> None:
         """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
         self._board.write_call(self.worker, number, description)
@@ -120,11 +124,27 @@ class Meeting:
                 raise self._left_error(gone[0], number)
             if remaining <= 0 and not messages:
                 raise self._deadline_error(missing, phase, deadline_s)
-            for message in messages:
-                if message.sender == WAKE:
-                    self._read_link(end)
-                else:
-                    self._progress[message.sender] = message.generation, message.progress
+            self._hear(messages, end)
+
+    def listen(self, deadline_s: float) -> None:
+        """For one who waits for something else: hear what has been said until now. Raises Regrouped after a loss."""
+        self._hear(self._mailbox.receive(0), self._clock() + deadline_s)
+
+    def _hear(self, messages: Iterable[Message], end: float) -> None:
+        for message in messages:
+            if message.sender == WAKE:
+                self._read_link(end)
+            else:
+                self._progress[message.sender] = message.generation, message.progress
+
+    def deadline_error(self, number: int, phase: int, deadline_s: float) -> DeadlineExceeded:
+        """Who is not as far as this, those first whose process is stopped: the others may be waiting for them, too."""
+
+        def is_alive(worker: int) -> bool:
+            return _process_state(self._board.read(worker).pid) in ("running", "sleeping")
+
+        missing = sorted(self._missing(4 * number + phase), key=is_alive)
+        return self._deadline_error(missing or [self.worker], phase, deadline_s)
 
     def meet(self, number: int, phase: int, deadline_s: float) -> None:
         self.say(number, phase)

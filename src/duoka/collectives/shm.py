@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from duoka.collectives.arena import Arena
-from duoka.collectives.arrays import Array, as_array, sum_dtype, weigh
+from duoka.collectives.arrays import Array, add, as_array, sum_dtype, weigh
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Collective, Op
 from duoka.collectives.exchange import Moment, SharedExchange
@@ -29,6 +29,10 @@ _WEIGHT = struct.Struct("<d")
 
 
 def _no_moment(name: str) -> None:
+    pass
+
+
+def _no_deal(placement: Placement) -> None:
     pass
 
 
@@ -48,6 +52,7 @@ class SharedMemory(Collective):
         self.meeting = meeting
         self.deadline_s = deadline_s
         self.moment = moment  # called at every point where a worker could die; tests let it die there
+        self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
         self.staging = Staging(arena, num_replicas)
         self._arena = arena
         self._describe = describe
@@ -57,6 +62,7 @@ class SharedMemory(Collective):
         self._lost_call = 0  # the call in which values of a lost worker were due
         self._before_loss = self._placement
         self._held = 0
+        self._release_listeners: list[Callable[[], None]] = []
         self._number = 0
         self._failure: BaseException | None = None
         self._scratch: dict[tuple[int, np.dtype[Any], str], SharedBuffer] = {}
@@ -129,6 +135,7 @@ class SharedMemory(Collective):
         if self._deal_anew:
             self._dealt = self._placement = place(self.num_replicas, self._placement.workers)
             self._deal_anew = False
+            self.on_deal(self._placement)
         postponed, self._adopt_later = self._adopt_later, []
         for decision in postponed:
             self.adopt(decision)
@@ -140,8 +147,16 @@ class SharedMemory(Collective):
         """Say that the last result has been taken: the others may write their slots again."""
         if self._held:
             self.meeting.refuse_children()
+            listeners, self._release_listeners = self._release_listeners, []
+            for tell in listeners:
+                tell()
             self.meeting.say(self._held, TAKEN)
             self._held = 0
+
+    def tell_when_released(self, listener: Callable[[], None]) -> None:
+        """Call this before others may write where the last result lies."""
+        if listener not in self._release_listeners:
+            self._release_listeners.append(listener)
 
     def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[], bool]) -> Placement:
         """The one meeting of a small call. Returns who had placed what when it was completed."""
@@ -283,7 +298,7 @@ class SharedMemory(Collective):
         size = arrays[0].size
         nodes = placement.partials
         staged = [self.staging.array(number, node.start, dtype, size) for node in nodes]
-        result = fold(self.num_replicas, nodes, staged, np.add)
+        result = fold(self.num_replicas, nodes, staged, add)
         notes = [self.staging.read_note(number, replica) for replica in range(self.num_replicas)]
         self.complete(number)
         return result, self._total_weight(notes)

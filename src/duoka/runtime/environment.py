@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from duoka.devices.device import Device
+from duoka.errors import LaunchError
 from duoka.runtime.plan import Plan
 
 # Each framework reads its own: OMP_NUM_THREADS alone does nothing on TensorFlow and JAX.
@@ -16,6 +17,11 @@ _THREAD_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
     "NPROC",  # JAX
 )
+
+_NCCL_ON_ONE_HOST = {
+    "NCCL_SOCKET_IFNAME": "lo",  # nothing listens on a network address
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else PyTorch ends a worker whose neighbour was lost
+}
 
 _LAUNCHERS = {  # who sets what: (number of this process, number of all)
     "torchrun": ("RANK", "WORLD_SIZE"),
@@ -31,6 +37,9 @@ def worker_environment(base: Mapping[str, str], plan: Plan, worker: int) -> dict
     environ.update(dict.fromkeys(_THREAD_VARIABLES, str(plan.threads)))
     environ["PYTHONHASHSEED"] = str(plan.seed % 2**32)
     environ["CUDA_VISIBLE_DEVICES"] = _visible_card(plan.devices[worker])
+    if plan.transport == "nccl":
+        for name, text in _NCCL_ON_ONE_HOST.items():
+            environ.setdefault(name, text)
     return environ
 
 
@@ -45,6 +54,18 @@ def threads_given(environ: Mapping[str, str]) -> int | None:
     """OMP_NUM_THREADS, when the user has set it: then it is meant."""
     text = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def transport_asked(environ: Mapping[str, str]) -> str | None:
+    """DUOKA_TRANSPORT: "shm" or "torch", when the user has set it."""
+    text = environ.get("DUOKA_TRANSPORT", "")
+    if text not in ("", "shm", "torch"):
+        raise LaunchError(
+            f"DUOKA_TRANSPORT={text} cannot be used.",
+            why='it is "shm" (shared memory) or "torch" (torch.distributed), for PyTorch\'s tensors.',
+            do="unset it: shared memory serves CPU devices, NCCL serves cards.",
+        )
+    return text or None
 
 
 def foreign_launcher(environ: Mapping[str, str]) -> str | None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ class Plan:
     seed: int = 0
     deadline_s: float = 60.0
     notes: tuple[str, ...] = ()  # what was chosen, and why, in sentences
+    transport: str = "shm"  # what carries PyTorch's tensors: "shm", "gloo" or "nccl"
     command_line: tuple[str, ...] = ()  # what was given there: it wins over the script
     here: tuple[Device, ...] = ()  # all that could be chosen from: a worker is shown its own card only
 
@@ -55,6 +57,31 @@ def threads_per_worker(num_replicas: int, cores: int, given: int | None) -> int:
     return given if given else max(1, cores // num_replicas)
 
 
+def choose_transport(devices: Sequence[Device], asked: str | None) -> str:
+    """What carries PyTorch's tensors: NCCL where each worker has a card of its own, else shared memory.
+
+    >>> choose_transport([Device("gpu", 0), Device("gpu", 1)], asked=None)
+    'nccl'
+    >>> choose_transport([Device("cpu", 0, virtual=0), Device("cpu", 0, virtual=1)], asked="torch")
+    'gloo'
+    """
+    cards = {device.index for device in devices if device.kind == "gpu"}
+    library = None
+    if len(cards) == len(devices):
+        library = "nccl"
+    elif all(device.kind == "cpu" for device in devices):
+        library = "gloo"
+    if asked == "torch" and library is None:
+        names = ", ".join(device.name for device in devices)
+        raise LaunchError(
+            f"DUOKA_TRANSPORT=torch cannot be used with {names}.",
+            why="torch.distributed connects CPU devices (Gloo), or cards of which each has one worker (NCCL).",
+            do="use devices of one kind and each card once, or unset DUOKA_TRANSPORT.",
+        )
+    is_used = asked == "torch" or (asked is None and library == "nccl")
+    return library if library is not None and is_used else "shm"
+
+
 def read_whole_number(value: object, argument: str, least: int) -> int:
     """A whole number as the user gave it: NumPy's are welcome, True and 2.0 are mistakes.
 
@@ -71,6 +98,13 @@ def read_whole_number(value: object, argument: str, least: int) -> int:
     if number is None or not least <= number < 2**63:
         raise LaunchError(f"{argument}={value!r} cannot be used.", why=f"it must be a whole number from {least} on.")
     return number
+
+
+def read_flag(value: object, argument: str, *, can_be_none: bool = False) -> None:
+    """True or False, and nothing that merely counts as one of them: `exact="no"` would be True."""
+    if not (isinstance(value, bool) or (can_be_none and value is None)):
+        expected = "True, False or None" if can_be_none else "True or False"
+        raise LaunchError(f"{argument}={value!r} cannot be used.", why=f"it must be {expected}.")
 
 
 def read_seconds(value: object, argument: str) -> float:

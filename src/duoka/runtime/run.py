@@ -66,13 +66,17 @@ def describe_plan(plan: Plan) -> str:
     >>> from duoka.devices.device import Device
     >>> describe_plan(Plan((Device("cpu", 0),), num_replicas=4, threads=1))
     '4 replicas on 1 worker (cpu:0), 1 thread each, seed 0'
+    >>> describe_plan(Plan((Device("gpu", 0), Device("gpu", 1)), num_replicas=2, threads=1, transport="nccl"))
+    '2 replicas on 2 workers (gpu:0, gpu:1), 1 thread each, seed 0, PyTorch by torch.distributed (NCCL)'
     """
     names = [device.name for device in plan.devices]
     shown = ", ".join(names) if len(names) <= 8 else f"{names[0]} ... {names[-1]}"
     workers = count_workers(plan.num_workers)
     replicas = f"{plan.num_replicas} replica{'s' if plan.num_replicas > 1 else ''}"
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''} each"
-    return f"{replicas} on {workers} ({shown}), {threads}, seed {plan.seed}"
+    library = {"gloo": "Gloo", "nccl": "NCCL"}.get(plan.transport)
+    carried = f", PyTorch by torch.distributed ({library})" if library and plan.num_workers > 1 else ""
+    return f"{replicas} on {workers} ({shown}), {threads}, seed {plan.seed}{carried}"
 
 
 class Ending(NamedTuple):
