@@ -33,10 +33,14 @@ _HOMES = {
     "virtual_devices": "duoka.session",
 }
 
+_MODULES = {"torch"}  # names borrowed from a framework: loaded, and the framework with them, on first touch
+
 __all__ = ["Device", "DuokaError", "Mirrored", "devices", "virtual_devices"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"duoka.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'duoka' has no attribute {name!r}")

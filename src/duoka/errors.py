@@ -8,6 +8,8 @@ DuokaError                  what happened, why, what to do
 ├── MismatchError           workers called different things, or with different shapes
 ├── WorkerLost              a worker died and its part cannot be made up for
 ├── WorkerLeft              a worker finished its script while others wait for it
+├── WorkerFailed            another worker's code raised where this one waited for it
+├── CheckpointError         a state that cannot be saved, or a file that cannot be loaded
 └── DeadlineExceeded        somebody did not arrive in time                   (exit code 75)
 Stopped (BaseException)     the run is ending; not caught by ``except Exception``
 """
@@ -61,6 +63,14 @@ class WorkerLost(DuokaError):
 
 
 class WorkerLeft(DuokaError):
+    pass
+
+
+class WorkerFailed(DuokaError):
+    pass
+
+
+class CheckpointError(DuokaError):
     pass
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import duoka
+from duoka.checkpoint.files import load_state, save_state
 from duoka.collectives.arena import Arena
 from duoka.collectives.board import Board
 from duoka.collectives.mailbox import Mailbox
@@ -26,20 +27,24 @@ from duoka.devices.probe import Inventory, list_devices
 from duoka.devices.virtual import choose, cut
 from duoka.errors import DeviceError, LaunchError
 from duoka.frameworks.extra_devices import list_extra_devices
+from duoka.frameworks.native_device import native_device
 from duoka.frameworks.recognise import framework_of
+from duoka.frameworks.saving import list_codecs
 from duoka.frameworks.starting import start_imported_frameworks
+from duoka.monitor.displays import open_display
+from duoka.monitor.progress import Display, Position, Progress
 from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.decisions import Standing
-from duoka.runtime.environment import foreign_launcher, threads_given
+from duoka.runtime.environment import foreign_launcher, threads_given, transport_asked
 from duoka.runtime.launch import launch as launch_workers
-from duoka.runtime.plan import Plan, read_seconds, read_whole_number, threads_per_worker
+from duoka.runtime.plan import Plan, choose_transport, read_flag, read_seconds, read_whole_number, threads_per_worker
 from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
 from duoka.runtime.seeds import seed_everything
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.mirrored import Mirrored as Mirrored
-from duoka.strategies.strategy import Adapter, Request
+from duoka.strategies.strategy import Adapter, Options, Request
 from duoka.topology.membership import Membership
-from duoka.topology.placement import place
+from duoka.topology.placement import Placement, place
 
 
 def devices() -> list[Device]:
@@ -80,16 +85,51 @@ class WorkerSession:
         self.worker = worker
         self.collective = collective
         self.num_replicas = plan.num_replicas
+        self.seed = plan.seed
         self.device = plan.devices[worker]
+        self._display: Display | None = None
+        self._logs_placement = False
 
     @property
     def num_workers(self) -> int:
         return len(self.collective.workers)
 
-    def adapter(self, objects: Sequence[Any]) -> Adapter:
+    def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
         framework = importlib.import_module(f"duoka.frameworks.{framework_of(objects)}.adapter")
-        adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device)
+        options = replace(options, transport=self._plan.transport)
+        adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device, options)
         return adapter
+
+    def log_placement(self) -> None:
+        """Say which replica runs where: now, and whenever replicas are dealt anew."""
+        if not self._logs_placement:
+            self._logs_placement = True
+            self.collective.on_deal = self._say_placement
+            self._say_placement(self.collective.placement)
+
+    def _say_placement(self, placement: Placement) -> None:
+        if self.worker == min(placement.workers):
+            for replica in range(self.num_replicas):
+                worker = placement.owner(replica)
+                say(f"replica {replica} -> worker {worker} -> {self._plan.devices[worker].name}")
+
+    @property
+    def native_device(self) -> Any:
+        return native_device(self.device, is_only_card=attachment() is not None)
+
+    def progress(
+        self, iterable: Iterable[Any], desc: str | None, is_main: Callable[[], bool], position: Position
+    ) -> Progress:
+        if self._display is None:
+            attached = attachment()
+            self._display = open_display(sys.stderr, None if attached is None else attached.identity.columns)
+        return Progress(iterable, desc, is_main, position, self._display)
+
+    def save_state(self, path: Any, state: Any) -> None:
+        save_state(path, state, list_codecs())
+
+    def load_state(self, path: Any, device: Any) -> Any:
+        return load_state(path, list_codecs(), device)
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Already on the workers: simply run it."""
@@ -99,9 +139,10 @@ class WorkerSession:
 class NotebookSession:
     """Several workers, and no script to start them with: everything but `launch` has to wait for it."""
 
-    def __init__(self, plan: Plan, reason: str) -> None:
-        self._plan, self._reason = plan, reason
+    def __init__(self, plan: Plan, reason: str, *, log_placement: bool) -> None:
+        self._plan, self._reason, self._log_placement = plan, reason, log_placement
         self.num_replicas = plan.num_replicas
+        self.seed = plan.seed
         self.num_workers = plan.num_workers
         self._inside: WorkerSession | None = None
 
@@ -117,6 +158,8 @@ class NotebookSession:
                     " or into a script: `duoka run script.py`.",
                 )
             self._inside = _join(attached)
+            if self._log_placement:
+                self._inside.log_placement()
         return self._inside
 
     @property
@@ -131,8 +174,23 @@ class NotebookSession:
     def device(self) -> Device:
         return self._joined.device
 
-    def adapter(self, objects: Sequence[Any]) -> Adapter:
-        return self._joined.adapter(objects)
+    @property
+    def native_device(self) -> Any:
+        return self._joined.native_device
+
+    def progress(
+        self, iterable: Iterable[Any], desc: str | None, is_main: Callable[[], bool], position: Position
+    ) -> Progress:
+        return self._joined.progress(iterable, desc, is_main, position)
+
+    def save_state(self, path: Any, state: Any) -> None:
+        self._joined.save_state(path, state)
+
+    def load_state(self, path: Any, device: Any) -> Any:
+        return self._joined.load_state(path, device)
+
+    def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
+        return self._joined.adapter(objects, options)
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         for line in (*self._plan.notes, describe_plan(self._plan)):
@@ -149,6 +207,16 @@ _sessions: dict[int, WorkerSession] = {}  # by process: a forked child starts wi
 
 def connect(request: Request) -> WorkerSession | NotebookSession:
     """Give a strategy its place in a run; in a script outside of one, become the run's supervisor."""
+    for name in ("sync_batchnorm", "soft_placement", "log_placement"):
+        read_flag(getattr(request, name), name)
+    read_flag(request.exact, "exact", can_be_none=True)
+    session = _connect(request)
+    if request.log_placement and isinstance(session, WorkerSession):
+        session.log_placement()
+    return session
+
+
+def _connect(request: Request) -> WorkerSession | NotebookSession:
     attached = attachment()
     if attached is not None:
         if attached.plan.command_line:
@@ -175,7 +243,9 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
         reason = "several workers need Linux for now (memfd and pidfd)."
     if command is None or reason is not None:
         reason = reason or "there is no script behind __main__."
-        return _alone(plan) if plan.num_workers == 1 else NotebookSession(plan, reason)
+        if plan.num_workers == 1:
+            return _alone(plan)
+        return NotebookSession(plan, reason, log_placement=request.log_placement)
     become_supervisor(plan, command)
 
 
@@ -210,6 +280,7 @@ def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
         seed=read_whole_number(request.seed, "seed", least=0),
         deadline_s=read_seconds(request.deadline_s, "deadline_s"),
         notes=choice.notes,
+        transport=choose_transport(choice.devices, transport_asked(os.environ)),
         command_line=command_line,
         here=_without_holders(inventory.devices),
     )

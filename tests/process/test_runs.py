@@ -469,7 +469,7 @@ def test_torch_draws_equal_numbers_on_all_workers_from_the_moment_it_is_imported
             "is_seeded": torch.initial_seed() == 3,
             "threads": torch.get_num_threads(),
             "shuffled": [batch.tolist() for batch in loader],
-            "gathered": len({array.tobytes() for array in strategy.gather(weights.detach())}),
+            "gathered": len({part.numpy().tobytes() for part in strategy.gather(weights)}),
         }))
         """
     ended = run(tmp_path, source, timeout_s=50)

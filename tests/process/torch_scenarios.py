@@ -38,6 +38,8 @@ class Plain:
     def weigh(self, loss, count=None):
         return loss
 
+    enumerate = staticmethod(enumerate)
+
 
 class Noisy(Dataset):
     """Random augmentation, drawn from all three generators."""
@@ -244,11 +246,15 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     for state in optimizer.state_dict()["state"].values():
         for value in state.values():
             digest.update(value.numpy().tobytes() if torch.is_tensor(value) else str(value).encode())
-    return {"sha256": digest.hexdigest(), "weights": {k: v.double().tolist() for k, v in model.named_parameters()}}
+    return {"sha256": digest.hexdigest(), "weights": {k: _numbers(v) for k, v in model.named_parameters()}}
 
 
-def main() -> None:
-    names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(SCENARIOS)
+def _numbers(tensor: torch.Tensor) -> list:
+    return torch.view_as_real(tensor).double().tolist() if tensor.is_complex() else tensor.double().tolist()
+
+
+def main(scenarios: dict[str, Callable], options: dict[str, dict] | None = None) -> None:
+    names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(scenarios)
     results = {}
     for name in names:
         if "--plain" in sys.argv:
@@ -256,10 +262,10 @@ def main() -> None:
         else:
             import duoka
 
-            strategy = duoka.Mirrored(devices=2)
-        results[name] = describe(*SCENARIOS[name](strategy))
+            strategy = duoka.Mirrored(devices=2, **(options or {}).get(name, {}))
+        results[name] = describe(*scenarios[name](strategy))
     print("RESULT " + json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(SCENARIOS)

@@ -23,6 +23,7 @@ class Identity:
     board: int
     arena: int
     plan: str
+    columns: int = 0  # the width of the terminal that shows what this worker prints; 0: there is none
 
     def descriptors(self) -> tuple[int, ...]:
         return (self.link, self.inbox, *self.outboxes, self.board, self.arena)

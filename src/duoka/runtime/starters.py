@@ -13,13 +13,14 @@ from duoka.runtime.environment import worker_environment
 from duoka.runtime.identity import VARIABLE, Identity
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
+from duoka.runtime.screen import count_columns
 from duoka.runtime.supervisor import Started
 
 # By its path: with -m, modules in the working directory would come before those of the standard library.
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 
 
-def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int) -> Identity:
+def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int, columns: int = 0) -> Identity:
     return Identity(
         worker=worker,
         supervisor=os.getpid(),
@@ -29,6 +30,7 @@ def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int) -> Identit
         board=plumbing.board,
         arena=plumbing.arena,
         plan=plan.to_json(),
+        columns=columns,
     )
 
 
@@ -37,7 +39,7 @@ class ScriptStarter:
         self._plan, self._command, self._environ = plan, command, environ
 
     def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
-        identity = _identity(self._plan, worker, plumbing, link)
+        identity = _identity(self._plan, worker, plumbing, link, count_columns())
         environ = worker_environment(self._environ, self._plan, worker) | {VARIABLE: identity.to_json()}
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         # Held back until the worker is ready for it: Python shows an interrupt during its start as a crash.

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
 from duoka.errors import DuokaError, Stopped
 from duoka.runtime.command import Command
@@ -57,6 +58,9 @@ def attach(identity: Identity) -> Attachment:
     link = SocketLink(socket.socket(fileno=identity.link))
     atexit.register(link.close)
     _attachment = Attachment(identity, Plan.from_json(identity.plan), link)
+    device = _attachment.plan.devices[identity.worker]
+    if device.kind == "cpu" and device.memory_limit_mb is None:  # what is kept would count against a limit
+        keep_freed_memory()
     return _attachment
 
 

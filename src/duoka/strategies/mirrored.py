@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 
 from duoka.collectives.arrays import Array, as_array
 from duoka.collectives.packing import Packing
-from duoka.devices.device import Device
+from duoka.errors import MismatchError
 from duoka.strategies.strategy import Adapter, Connect, Request, Session
+from duoka.strategies.turn import Turn
 
 Compute = Callable[[int], Any]
+_NOTHING, _ARRAY = "nothing", "array"  # kinds of gathered values, beside the types of tensors
 
 
 class Mirrored:
@@ -32,14 +35,21 @@ class Mirrored:
         *,
         seed: int = 0,
         threads: int | None = None,
+        exact: bool | None = None,
+        sync_batchnorm: bool = False,
         soft_placement: bool = True,
+        log_placement: bool = False,
         deadline_s: float = 60.0,
     ) -> None:
-        request = Request(devices, replicas, seed, threads, soft_placement, deadline_s)
+        request = Request(
+            devices, replicas, seed, threads, exact, sync_batchnorm, soft_placement, log_placement, deadline_s
+        )
+        self._options = request.options
         self._session: Session = type(self).connect(request)
         self._step = 0
         self._attempt = 0
         self._adapter: Adapter | None = None
+        self._unprepared: Adapter | None = None  # to a framework, before anything is prepared
 
     @property
     def replicas(self) -> int:
@@ -65,8 +75,9 @@ class Mirrored:
         return self._session.collective.replicas
 
     @property
-    def device(self) -> Device:
-        return self._session.device
+    def device(self) -> Any:
+        """Where this worker computes: a `torch.device` once PyTorch is imported, a `duoka.Device` otherwise."""
+        return self._session.native_device
 
     @property
     def is_main(self) -> bool:
@@ -96,6 +107,18 @@ class Mirrored:
         """
         return loss if self._adapter is None else self._adapter.weigh(loss, count)
 
+    def accumulate(self, num_batches: int) -> None:
+        """Update the weights with every k-th global batch only, and with the last one of a loader.
+
+        The loop stays as it is: `optimizer.step()` and the schedulers do something when an update is due, and `p.grad`
+        is then the mean over all rows of those batches, as if they had been one. Call it before the loop.
+        """
+        if self._adapter is None:
+            raise MismatchError("There is nothing to accumulate yet.", do="call strategy.prepare first.")
+        if not isinstance(num_batches, int) or num_batches < 1:
+            raise MismatchError(f"accumulate({num_batches!r}).", do="give a number of batches, 1 or more.")
+        self._adapter.accumulate(num_batches)
+
     def epochs(self, num_epochs: int) -> range:
         """The epochs of a run, from where it stands."""
         return range(num_epochs)
@@ -103,9 +126,12 @@ class Mirrored:
     def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Like enumerate(), with one number for all replicas of a global batch."""
         start: int | None = None
-        for batch in loader:
-            start = self.step if start is None else start
-            yield self.step - start, batch
+        for position, batch in builtins.enumerate(loader):
+            if self._adapter is None or self._adapter.count is None:
+                yield position, batch  # no body of a global batch: an evaluation loop, or a loader that is not prepared
+                continue
+            start = self._adapter.batch if start is None else start
+            yield self._adapter.batch - start, batch
 
     def prepare(self, *objects: Any) -> Any:
         """Tie models, optimizers, loaders, schedulers and scalers to this run; they come back in the same order.
@@ -113,7 +139,7 @@ class Mirrored:
         A model stays the same object. The batch size of a loader is the global one.
         """
         if self._adapter is None:
-            self._adapter = self._session.adapter(objects)
+            self._adapter = self._unprepared or self._session.adapter(objects, self._options)
         prepared = self._adapter.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
@@ -128,6 +154,7 @@ class Mirrored:
         >>> strategy.sum_over_replicas(lambda replica: replica * 1.0) # doctest: +SKIP
         array(6.)
         """
+        self._refuse_in_evaluation("sum_over_replicas")
         collective = self._session.collective
         self._attempt += 1  # also when it fails: a step that one worker leaves out must not pass for the next one
         first = collective.replicas[0]
@@ -149,40 +176,179 @@ class Mirrored:
         return results if isinstance(given, (list, tuple)) else results[0]
 
     def sum(self, value: Any) -> Any:
-        """The sum over all replicas. A worker that runs several gives a list, one value for each."""
+        """The sum over all replicas.
+
+        One value stands for all replicas of this worker together; a list has one for each of `local_replicas`.
+        """
         if (pending := self._contribute("sum", value)) is not None:
             return pending
-        return self._session.collective.all_reduce(self._per_replica(value), "sum")
+        values = [as_array(v) for v in self._on_host(value)]
+        rest = [] if isinstance(value, (list, tuple)) else [np.zeros_like(values[0])] * self._num_other_replicas
+        return self._session.collective.all_reduce([*values, *rest], "sum")
 
     def mean(self, value: Any, count: Any = None) -> Any:
-        """The mean over all replicas, weighted by `count` (rows, tokens). A count of zero leaves a value out."""
+        """The mean over all replicas, weighted by `count` (rows, tokens). A count of zero leaves a value out.
+
+        One value stands for all replicas of this worker together, with one count; without a count it weighs as many
+        times as there are such replicas. A list has one value, and one count, for each of `local_replicas`.
+        """
         if (pending := self._contribute("mean", value, count)) is not None:
             return pending
-        weights = None if count is None else [float(c) for c in self._per_replica(count)]
-        values = [_as_float(v) for v in self._per_replica(value)]
+        values = [_as_float(v) for v in self._on_host(value)]
+        if isinstance(value, (list, tuple)):
+            weights = None if count is None else [float(c) for c in _as_list(count)]
+        elif isinstance(count, (list, tuple)):
+            raise MismatchError(
+                f"strategy.mean was given one value and {len(count)} counts.",
+                do="give one count with one value, or a list of values with a list of counts.",
+            )
+        else:
+            others = self._num_other_replicas
+            weights = [1.0 + others if count is None else float(count), *[0.0] * others]
+            values *= 1 + others
         return self._session.collective.all_reduce(values, "mean", weights=weights)
 
     def gather(self, value: Any) -> Any:
-        """Every replica's value, in the order of replicas, on every worker. Sizes may differ."""
+        """Every replica's value, in the order of replicas, on every worker. Sizes may differ.
+
+        One value stands for all replicas of this worker together: it comes in the place of the first of them. After
+        an evaluation loop the list, put together, is in the order of the dataset. A list has one value for each of
+        `local_replicas`. None means nothing, and leaves no trace in the answer.
+        """
         if (pending := self._contribute("gather", value)) is not None:
             return pending
-        return self._session.collective.all_gather(self._per_replica(value))
+        values = list(value) if isinstance(value, (list, tuple)) else self._in_first_place(value)
+        adapter = self._adapter_for(value for value in values if value is not None)
+        carried = [_carry(value, adapter) for value in values]
+        kinds = self._session.collective.all_gather([np.frombuffer(kind.encode(), np.uint8) for kind, _ in carried])
+        arrays = self._session.collective.all_gather([array for _, array in carried])
+        given = [(bytes(kind).decode(), array) for kind, array in zip(kinds, arrays, strict=True)]
+        return [_deliver(kind, array, adapter, values[0]) for kind, array in given if kind != _NOTHING]
+
+    def evaluate(self, function: Callable[[Any], Any], loader: Any) -> Any:
+        """What `function(batch)` counts, over the whole loader, on every worker: sum / count.
+
+        The function returns a pair (sum, count), or a dictionary of such pairs by name; the answer is a number, or a
+        dictionary of numbers, with tensors where sums are tensors of more than one number. The loader may be prepared
+        or not: every replica takes its own block of it. Models are in eval mode, without gradients. The bits do not
+        depend on the number of workers, and a worker that is lost is made up for.
+
+            def count_correct(batch):
+                images, labels = batch
+                return (model(images).argmax(1) == labels).sum(), len(labels)
+
+            accuracy = strategy.evaluate(count_correct, test_loader)
+        """
+        adapter = self._adapter_for([loader])
+        if adapter is None:
+            raise MismatchError(
+                f"strategy.evaluate cannot split a {type(loader).__name__}.",
+                do="give it a loader of the framework, prepared or not.",
+            )
+        return adapter.evaluate(function, loader)
 
     def barrier(self) -> None:
         """Wait until all workers are here."""
+        self._refuse_in_evaluation("barrier")
         self._session.collective.barrier()
 
     def _contribute(self, kind: str, value: Any, count: Any = None) -> Any:
         """In a loop body a number is handed in, and known when the batch is complete."""
+        self._refuse_in_evaluation(kind)
         return None if self._adapter is None else self._adapter.contribute(kind, value, count)
 
-    def _per_replica(self, value: Any) -> list[Any]:
-        return list(value) if isinstance(value, (list, tuple)) else [value]
+    def _refuse_in_evaluation(self, call: str) -> None:
+        adapter = self._adapter or self._unprepared
+        if adapter is not None:
+            adapter.evaluation.refuse(f"strategy.{call}")
+
+    def _adapter_for(self, values: Iterable[Any]) -> Adapter | None:
+        """The framework that these values belong to; None for numbers and arrays. Before `prepare` it holds nothing."""
+        if self._adapter is not None:
+            return self._adapter
+        if self._unprepared is None:
+            try:
+                self._unprepared = self._session.adapter(list(values), self._options)
+            except MismatchError:
+                return None
+        return self._unprepared
+
+    @property
+    def _num_other_replicas(self) -> int:
+        """Replicas of this worker beside the first."""
+        return len(self._session.collective.replicas) - 1
+
+    def _on_host(self, value: Any) -> list[Any]:
+        values = _as_list(value)
+        adapter = self._adapter_for(values)
+        return values if adapter is None else [adapter.tensors.on_host(v) for v in values]
+
+    def _in_first_place(self, value: Any) -> list[Any]:
+        """One value for all replicas of this worker: the others give an empty part of it, or nothing."""
+        replicas = self._session.collective.replicas
+        has_rows = getattr(value, "ndim", 0) > 0
+        if has_rows and replicas[-1] - replicas[0] >= len(replicas):
+            raise MismatchError(
+                f"One value stands for the replicas {', '.join(map(str, replicas))}, which do not follow one another.",
+                why="this worker took over replicas of a lost one: its rows are not in order.",
+                do="run it again after the next step, or give a list: one value for each of strategy.local_replicas.",
+            )
+        return [value, *[value[:0] if has_rows else None] * self._num_other_replicas]
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once, on the main worker."""
         if self.is_main:
             builtins.print(*args, **kwargs)
+
+    def progress(self, iterable: Iterable[Any], desc: str | None = None) -> Any:
+        """Iterate as before, and show how far it is: in global batches, rows per second, and the loss if you give it.
+
+        On a terminal it is a bar, elsewhere a line every few seconds; only the main worker shows it.
+
+        >>> bar = strategy.progress(loader, desc="epoch 1")  # doctest: +SKIP
+        >>> for x, y in bar:  # doctest: +SKIP
+        ...     loss = train(x, y)
+        ...     bar.loss = strategy.mean(loss)
+        """
+        return self._session.progress(iterable, desc, lambda: self.is_main, self._position)
+
+    def _position(self) -> tuple[int, int] | None:
+        return None if self._adapter is None else self._adapter.position
+
+    def save(self, path: Any, state: Any, *, deadline_s: float = 1800.0) -> bool:
+        """Write a state (dictionaries and lists of tensors, numbers, strings) to one file, once, on the main worker.
+
+        All workers call it and wait until the file is there, whole, in the place of the old one; when it cannot be
+        written, all of them raise the same error. In a loop body that does not complete its batch nothing happens,
+        as with `optimizer.step`. Returns whether it was saved. `load` reads it; so does every safetensors reader.
+        """
+        self._refuse_in_evaluation("save")
+        if not self.stepped:
+            return False
+        turn = Turn(self._session.collective, "strategy.save", deadline_s)
+        if turn.is_mine():
+            with turn.acting():
+                self._session.save_state(path, state)
+        return True
+
+    def load(self, path: Any, *, device: Any = None) -> Any:
+        """The state that `save` wrote, with its tensors on the CPU or on the device given. Every worker reads it."""
+        return self._session.load_state(path, device)
+
+    @contextmanager
+    def main_first(self, *, deadline_s: float = 1800.0) -> Iterator[None]:
+        """The main worker runs this block while the others wait, then they run it: for "download once".
+
+        >>> with strategy.main_first():  # doctest: +SKIP
+        ...     dataset = download("data")  # the others find it there
+        """
+        self._refuse_in_evaluation("main_first")
+        turn = Turn(self._session.collective, "strategy.main_first", deadline_s)
+        if turn.is_mine():
+            with turn.acting():
+                yield
+        else:
+            yield
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function on all workers from a notebook; returns what the main worker's call returned.
@@ -194,6 +360,22 @@ class Mirrored:
 
 def _arrays(given: Any) -> list[Array]:
     return [as_array(part) for part in given] if isinstance(given, (list, tuple)) else [as_array(given)]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _carry(value: Any, adapter: Adapter | None) -> tuple[str, Array]:
+    """What kind of thing a value is, and its bits."""
+    if value is None:
+        return _NOTHING, np.empty(0, np.uint8)
+    tensor = None if adapter is None else adapter.tensors.read(value)
+    return (_ARRAY, as_array(value)) if tensor is None else tensor
+
+
+def _deliver(kind: str, array: Array, adapter: Adapter | None, like: Any) -> Any:
+    return array if kind == _ARRAY or adapter is None else adapter.tensors.make(kind, array, like)
 
 
 def _as_float(value: Any) -> Array:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 
@@ -18,8 +19,48 @@ class Request:
     replicas: int | None = None
     seed: int = 0
     threads: int | None = None
+    exact: bool | None = None
+    sync_batchnorm: bool = False
     soft_placement: bool = True
+    log_placement: bool = False
     deadline_s: float = 60.0
+
+    @property
+    def options(self) -> Options:
+        return Options(self.exact, self.sync_batchnorm)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a framework's adapter has to know of the request, and what carries its tensors (see `Plan.transport`)."""
+
+    exact: bool | None = None  # None: where it costs nothing
+    sync_batchnorm: bool = False
+    transport: str = "shm"
+
+
+class Evaluation(Protocol):
+    """The evaluation loops of a framework."""
+
+    def refuse(self, call: str) -> None:
+        """Raise when an evaluation loop is under way: the workers run through different numbers of batches there."""
+        ...
+
+
+class Tensors(Protocol):
+    """A framework's tensors, for a strategy that knows arrays only."""
+
+    def on_host(self, value: Any) -> Any:
+        """A tensor in the memory of the CPU; anything else as it is."""
+        ...
+
+    def read(self, value: Any) -> tuple[str, Array] | None:
+        """The name of a tensor's type, and its bits; None for anything else."""
+        ...
+
+    def make(self, kind: str, bits: Array, like: Any) -> Any:
+        """The tensor that `read` saw, on the device of `like`."""
+        ...
 
 
 class Adapter(Protocol):
@@ -28,6 +69,16 @@ class Adapter(Protocol):
     @property
     def step(self) -> int:
         """Committed steps."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Completed global batches: more than steps when gradients are accumulated."""
+        ...
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """The number of the global batch under way, and its rows; None outside of loop bodies."""
         ...
 
     @property
@@ -44,8 +95,20 @@ class Adapter(Protocol):
 
     def weigh(self, loss: Any, count: Any) -> Any: ...
 
+    def accumulate(self, num_batches: int) -> None: ...
+
     def contribute(self, kind: str, value: Any, count: Any) -> Any:
         """Hand in a number from inside a loop body; None when there is no body."""
+        ...
+
+    @property
+    def evaluation(self) -> Evaluation: ...
+
+    @property
+    def tensors(self) -> Tensors: ...
+
+    def evaluate(self, function: Callable[[Any], Any], loader: Any) -> Any:
+        """sum / count of what the function returns for the batches of a loader, over all replicas."""
         ...
 
 
@@ -67,7 +130,24 @@ class Session(Protocol):
     @property
     def device(self) -> Device: ...
 
-    def adapter(self, objects: Sequence[Any]) -> Adapter:
+    @property
+    def native_device(self) -> Any:
+        """The device as the framework in use writes it."""
+        ...
+
+    def progress(
+        self,
+        iterable: Iterable[Any],
+        desc: str | None,
+        is_main: Callable[[], bool],
+        position: Callable[[], tuple[int, int] | None],
+    ) -> Any: ...
+
+    def save_state(self, path: Any, state: Any) -> None: ...
+
+    def load_state(self, path: Any, device: Any) -> Any: ...
+
+    def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
         """An adapter to the framework that these objects belong to; each strategy has its own."""
         ...
 

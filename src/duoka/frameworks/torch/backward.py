@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 
 class Listener(Protocol):
-    def enter_backward(self) -> None: ...
+    def enter_backward(self, roots: Sequence[torch.Tensor]) -> None: ...
 
     def leave_backward(self) -> None: ...
 
@@ -34,11 +34,12 @@ def listen_to_backward(listener: Listener) -> None:
 
 def _tell(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
-    def told(*args: Any, **kwargs: Any) -> None:
+    def told(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
         for listener in _listeners:
-            listener.enter_backward()
+            listener.enter_backward(roots)
         try:
-            backward(*args, **kwargs)
+            backward(roots, *args, **kwargs)
         except BaseException:
             for listener in _listeners:
                 listener.abandon_backward()

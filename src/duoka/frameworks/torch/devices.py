@@ -24,3 +24,10 @@ def _count_accelerators() -> tuple[str, int]:
         # Not torch.accelerator's count: that starts CUDA, and then this process can no longer fork.
         return "cuda", torch.cuda.device_count()
     return accelerator.type, torch.accelerator.device_count()
+
+
+def native(device: Device, *, is_only_card: bool) -> torch.device:
+    """Where PyTorch computes for this worker. A worker that sees its own card only sees it as the first one."""
+    if device.kind != "gpu":
+        return torch.device("cpu")
+    return torch.device("cuda", 0 if is_only_card else device.index)

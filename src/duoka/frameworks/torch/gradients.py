@@ -7,140 +7,150 @@ this worker have deposited theirs, the round is committed, and `p.grad` shows th
 
 from __future__ import annotations
 
-import struct
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from duoka.collectives.collective import Buffer, Collective, Exchange
-from duoka.errors import MismatchError
-from duoka.frameworks.torch.layout import Layout, numpy_dtype
+from duoka.collectives.collective import Collective
+from duoka.errors import MismatchError, WorkerLost
+from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.loop import Body, Loop
-from duoka.frameworks.torch.statistics import Statistics
+from duoka.frameworks.torch.note import Note, compare_stories, tell_story
+from duoka.frameworks.torch.rounds import Round
+from duoka.frameworks.torch.statistics import Statistics, as_bytes
 
-_NOTE = struct.Struct("<d?")  # the count that the gradient was weighted with; whether the user gave it
-
-
-class Round:
-    """The n-th backward of the bodies of a step: its buffers, and what has come in."""
-
-    def __init__(self, collective: Collective, parameters: Sequence[torch.Tensor], statistics: Statistics) -> None:
-        self.statistics = statistics
-        self._layout = Layout.of([*parameters, *statistics.merged])
-        self.buffers: list[Buffer] = [
-            collective.buffer(size, numpy_dtype(dtype))
-            for size, dtype in zip(self._layout.sizes, self._layout.dtypes, strict=True)
-        ]
-        if statistics.others:
-            self.buffers.append(collective.buffer(statistics.other_bytes, np.uint8))
-        # What p.grad shows is this worker's own, allocated once.
-        self.private = [
-            torch.zeros(size, dtype=d) for size, d in zip(self._layout.sizes, self._layout.dtypes, strict=True)
-        ]
-        self.private_views = self._layout.views(self.private)
-        self.exchange: Exchange | None = None
-        self.used: np.ndarray | None = None  # which parameters got a gradient; known once it is committed
-        self.taken: set[int] = set()
-        self.bases: dict[int, torch.Tensor | None] = {}
-        self._slots: dict[int, list[torch.Tensor]] = {}
-
-    def slots(self, replica: int) -> list[torch.Tensor]:
-        """A view for each parameter and each merged statistic into this replica's slots."""
-        if replica not in self._slots:
-            assert self.exchange is not None
-            flats = [
-                torch.from_numpy(self.exchange.slot(self.buffers[group], replica))
-                for group in range(len(self._layout.dtypes))
-            ]
-            self._slots[replica] = self._layout.views(flats)
-        return self._slots[replica]
-
-    def copy_results(self, divisor: float | None) -> None:
-        """Take the sums out of shared memory. Users may change what p.grad shows; nobody else sees it."""
-        assert self.exchange is not None
-        for buffer, private in zip(self.buffers, self.private, strict=False):
-            result = self.exchange.result(buffer)
-            if divisor is None:
-                np.copyto(private.numpy(), result)
-            else:
-                np.divide(result, result.dtype.type(divisor), out=private.numpy())
+_LARGEST_DIGEST_BYTES = 1 << 20
 
 
 class Gradients:
-    def __init__(self, collective: Collective, loop: Loop, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        loop: Loop,
+        tell: Callable[[str, str], None],
+        rates: Callable[[], list[float]] = list,
+    ) -> None:
         self._collective = collective
         self._loop = loop
         self._tell = tell
+        self._rates = rates
         self._names: list[str] = []
         self._parameters: list[torch.nn.Parameter] = []
         self._index: dict[int, int] = {}
+        self._sparse: list[int] = []
         self._statistics = Statistics([])
         self._hooks: list[Any] = []
         self._rounds: list[Round] = []
+        self._outside: Round | None = None
         self._grads_at_start: list[torch.Tensor | None] = []
+        self._not_exchanged: set[int] = set()  # parameters with a gradient from a backward outside of bodies
+        self._values_of_moved: dict[int, torch.Tensor] = {}
         self._depth = 0
-        self._has_told_unused = False
+        self.accumulation = Accumulation()
+        self.moving: set[Any] = set()  # buffers that some body has changed: they travel
+        self.last_calls: list[str] = []  # of the bodies of the last batch
 
-    def watch(self, named: Sequence[tuple[str, torch.nn.Parameter]], statistics: Statistics) -> None:
+    def watch(self, named: Sequence[tuple[str, torch.nn.Parameter]], sparse: set[int], statistics: Statistics) -> None:
         """From now on these are the parameters. Called again when layers were frozen, unfrozen or added."""
         for hook in self._hooks:
             hook.remove()
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._index = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        self._sparse = [index for index, parameter in enumerate(self._parameters) if id(parameter) in sparse]
         self._statistics = statistics
-        self._rounds = []
+        statistics.keep_still()
+        self._rounds, self._outside = [], None
+        self._not_exchanged.clear()
+        self.accumulation.forget()
         self._hooks = [p.register_hook(self._make_hook(index)) for index, p in enumerate(self._parameters)]
-
-    def knows(self, parameter: torch.Tensor) -> bool:
-        return id(parameter) in self._index
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
             body = self._loop.body
-            if body is not None and self._depth:
+            if body is None:
+                self._not_exchanged.add(index)
+            elif self._depth and not body.is_discarded:
                 self._take(index, gradient, body)
 
         return hook
 
+    def watch_buffers(self) -> None:
+        """A body begins: whoever changes a buffer that does not travel is noticed."""
+        self._statistics.watch_still()
+
+    # The course of a batch.
+
     def begin_batch(self) -> None:
+        if self.accumulation.batches_before:
+            for parameter in self._parameters:
+                parameter.grad = None  # what came before is kept in sums of its own
         self._grads_at_start = [parameter.grad for parameter in self._parameters]
         for round in self._rounds:
-            round.exchange = round.used = None
+            round.forget()
 
     def begin_later_body(self) -> None:
         """Another replica of the same batch starts from where the first one did."""
         for parameter, grad in zip(self._parameters, self._grads_at_start, strict=True):
             parameter.grad = grad
 
-    def enter_backward(self) -> None:
-        if self._depth == 0 and len(self._rounds) > 0:
+    def enter_backward(self, roots: Sequence[torch.Tensor]) -> None:
+        body = self._loop.body
+        if self._depth == 0 and body is not None:
             for round in self._rounds:
                 round.taken.clear()
                 round.bases.clear()
+            body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
+            if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
+                self._start_over_with_whole_shares(body)
         self._depth += 1
+
+    def _start_over_with_whole_shares(self, body: Body) -> None:
+        """A body steps and then goes on: its second half would not see what the first half of other replicas did."""
+        if body.replica != self._collective.replicas[0]:
+            raise MismatchError(
+                f"At step {self._loop.step} the body of replica {body.replica} steps more than once, others do not.",
+                do="let the bodies of all replicas do the same.",
+            )
+        body.is_discarded = True
+        self._loop.runs_whole_shares = True
+        for round in self._rounds:
+            round.forget()
+        self._tell(
+            "this loop steps more than once per batch: each worker runs its rows as one batch."
+            " The numbers are those of one device; equal bits need an equal number of workers",
+            "whole shares",
+        )
 
     def leave_backward(self) -> None:
         self._depth -= 1
         body = self._loop.body
-        if self._depth or body is None or body.backwards >= len(self._rounds):
+        if self._depth or body is None or body.is_discarded or body.backwards >= len(self._rounds):
             return
         round = self._rounds[body.backwards]
         if not round.taken:
             return
         body.backwards += 1
+        body.record("backward")
         if round.used is not None:
             # A later backward of this step met a loss, and its replicas run again: this one is done.
             self._show_sum(round, round.used)
+            round.take_statistics()
         else:
             self._deposit(round, body)
-            self._commit(round)
+            self._commit(round, body)
 
     def abandon_backward(self) -> None:
         """The backward raised: nothing of it counts."""
         self._depth -= 1
+
+    def end_batch(self) -> None:
+        self.accumulation.end_batch(self._loop.is_due)
+
+    # From autograd into the slots.
 
     def _take(self, index: int, gradient: torch.Tensor, body: Body) -> None:
         """Write one parameter's gradient, weighted, into this replica's slot."""
@@ -149,97 +159,176 @@ class Gradients:
             self._set_aside(round, index)
             round.taken.add(index)
             return
-        slot = round.slots(body.replica)[index]
-        if gradient.is_sparse:
-            gradient = gradient.to_dense()
-        if index in round.taken:
+        slots = round.slots(body.replica)
+        slot = slots[index]
+        is_first = index not in round.taken
+        if is_first:
+            self._set_aside(round, index)
+            round.taken.add(index)
+        if gradient.layout == torch.sparse_coo:
+            self._take_sparse(round, slots, index, gradient, body.gradient_weight, is_first)
+        elif not is_first:
             slot.add_(gradient * body.gradient_weight)  # a re-entrant backward came here before
-            return
-        self._set_aside(round, index)
-        round.taken.add(index)
-        if body.gradient_weight == 0:
+        elif body.gradient_weight == 0:
             slot.zero_()  # left out, not multiplied by zero: it may be NaN
         elif gradient.dtype == slot.dtype:
             torch.mul(gradient, body.gradient_weight, out=slot)
         else:
             slot.copy_(gradient).mul_(body.gradient_weight)
 
+    def _take_sparse(
+        self,
+        round: Round,
+        slots: list[torch.Tensor],
+        index: int,
+        gradient: torch.Tensor,
+        weight: float,
+        is_first: bool,
+    ) -> None:
+        """The rows go where they belong; a mask beside it says which rows were touched, if only by zeros."""
+        slot = slots[index]
+        touched = slots[round.touched_at[index]] if index in round.touched_at else None
+        if is_first:
+            slot.zero_()
+            if touched is not None:
+                touched.zero_()
+        if weight == 0:
+            return
+        gradient = gradient.coalesce()
+        rows = gradient.indices()[0]
+        slot[rows] += gradient.values().to(slot.dtype) * weight
+        if touched is not None:
+            touched[rows] = 1
+
     def _set_aside(self, round: Round, index: int) -> None:
         """Keep what p.grad held. Autograd would add to it in place; so it hands over this backward's gradient alone."""
         parameter = self._parameters[index]
         base = parameter.grad
-        if base is not None and base.data_ptr() == round.private_views[index].data_ptr():
+        if base is not None and round.is_private(index, base):
             base = base.clone()  # it lies where the result of this round will be written
         round.bases[index] = base
         parameter.grad = None
 
     def _round_of(self, body: Body) -> Round:
         while len(self._rounds) <= body.backwards:
-            statistics = Statistics([]) if self._rounds else self._statistics
-            self._rounds.append(Round(self._collective, self._parameters, statistics))
+            self._rounds.append(Round(self._collective, self._parameters, self._statistics, self._sparse))
         round = self._rounds[body.backwards]
-        if round.exchange is None:
-            name = f"of step {self._loop.step}, backward {body.backwards + 1}, order {self._loop.order},"
-            round.exchange = self._collective.exchange(round.buffers, name)
+        round.open(f"of step {self._loop.batch}, backward {body.backwards + 1}, order {self._loop.order},")
         return round
+
+    # From the slots to everybody.
 
     def _deposit(self, round: Round, body: Body) -> None:
         assert round.exchange is not None
-        slots = round.slots(body.replica)
-        num_parameters = len(self._parameters)
-        for index in range(num_parameters):
+        self._write_rest(round, body.replica, body.weight if body.rows else 0.0)
+        moved = self._statistics.moved()
+        if body.replica == 0:
+            self._values_of_moved = {n: self._statistics.still[n].tensor.clone() for n in moved}
+        others = self._statistics.digest_others() if self._statistics.other_bytes <= _LARGEST_DIGEST_BYTES else 0
+        note = Note(
+            body.counted if body.is_counted else body.gradient_weight,
+            body.is_counted,
+            body.is_nan,
+            tell_story(self.last_calls, body.calls, self._rates()),
+            self._used(round),
+            others,
+            tuple(moved),
+        )
+        packed = note.pack()
+        round.exchange.deposit(body.replica, packed)
+        for replica in body.replicas[1:]:
+            round.fill_with_zeros(replica)
+            round.exchange.deposit(replica, note.without_weight().pack())
+
+    def _write_rest(self, round: Round, replica: int, weight: float) -> None:
+        """What no hook has written: unused parameters and buffers."""
+        slots = round.slots(replica)
+        for index in range(len(self._parameters)):
             if index not in round.taken:
                 slots[index].zero_()
-        with torch.no_grad():
-            for slot, buffer in zip(slots[num_parameters:], round.statistics.merged, strict=True):
-                slot.copy_(buffer).mul_(body.weight) if body.rows else slot.zero_()
-        if round.statistics.others:
-            place = round.exchange.slot(round.buffers[-1], body.replica)
-            round.statistics.write_others(place) if body.replica == 0 else place.fill(0)
-        round.exchange.deposit(body.replica, self._write_note(round, body))
+                if index in round.touched_at:
+                    slots[round.touched_at[index]].zero_()
+        for slot, place in zip(slots[len(self._parameters) :], self._statistics.merged, strict=False):
+            slot.copy_(place.tensor).mul_(weight) if weight else slot.zero_()
+        if self._statistics.others:
+            place = round.others(replica)
+            self._statistics.write_others(place) if replica == 0 else place.zero_()
 
-    def _write_note(self, round: Round, body: Body) -> bytes:
+    def _used(self, round: Round) -> np.ndarray:
         used = np.zeros(len(self._parameters), bool)
         used[list(round.taken)] = True
-        head = _NOTE.pack(body.gradient_weight, body.is_counted)
-        return head + (b"" if used.all() else np.packbits(used).tobytes())
+        return used
 
-    def _commit(self, round: Round) -> None:
-        assert round.exchange is not None
-        self._loop.is_complete = not round.exchange.missing and round.exchange.commit()
+    def _commit(self, round: Round, body: Body) -> None:
+        exchange = round.exchange
+        assert exchange is not None
+        is_own_part_done = not exchange.missing
+        self._loop.is_complete = is_own_part_done and exchange.commit()
         if not self._loop.is_complete:
+            if is_own_part_done and (self._loop.runs_whole_shares or body.has_called_step):
+                raise self._cannot_redo()
             self._show_own(round)
             return
-        round.used, divisor = self._read_notes(round.exchange.notes)
-        round.copy_results(divisor)
+        notes = [Note.unpack(note, len(self._parameters)) for note in exchange.notes]
+        compare_stories([note.story for note in notes], self._loop.step)
+        used, divisor = self._read_notes(notes)
+        round.take_results(divisor, is_changed=self.accumulation.num_batches > 1)
+        round.used, round.count = used, divisor or float(body.total_rows)
+        self._fold_into_accumulation(round, is_first_round=body.backwards == 1)
         self._show_sum(round, round.used)
-        self._take_statistics(round)
+        round.take_statistics()
+        self._agree_on_moved(notes)
 
-    def _read_notes(self, notes: Sequence[bytes]) -> tuple[np.ndarray, float | None]:
+    def _fold_into_accumulation(self, round: Round, is_first_round: bool) -> None:
+        if self.accumulation.num_batches == 1:
+            return
+        assert round.used is not None
+        views = round.views[: len(self._parameters)]
+        if self._loop.is_due:
+            round.used = self.accumulation.finish(views, round.used, round.count, is_first_round)
+        else:
+            self.accumulation.add(views, round.used, round.count, is_first_round)
+
+    def _cannot_redo(self) -> WorkerLost:
+        return WorkerLost(
+            f"A worker was lost at step {self._loop.step}, and this step cannot be done again.",
+            why="a loop that steps more than once per batch, or sync_batchnorm, exchanges in the middle of a step.",
+            do="start again from the last checkpoint.",
+        )
+
+    def _read_notes(self, notes: Sequence[Note]) -> tuple[np.ndarray, float | None]:
         """Which parameters got a gradient in any replica, and what to divide by when the user gave counts."""
-        by_replica = np.stack([self._read_used(note[_NOTE.size :]) for note in notes])
-        used = np.logical_or.reduce(by_replica)
-        everywhere = np.logical_and.reduce(by_replica)
-        if not everywhere.all() and not self._has_told_unused:
-            self._has_told_unused = True
-            names = [name for name, is_used in zip(self._names, everywhere, strict=True) if not is_used]
+        used = np.logical_or.reduce([note.used for note in notes])
+        everywhere = np.logical_and.reduce([note.used for note in notes])
+        if not np.array_equal(used, everywhere):
+            names = [name for name, anywhere, all in zip(self._names, used, everywhere, strict=True) if anywhere > all]
             more = f" and {len(names) - 5} more" if names[5:] else ""
-            self._tell(f"no gradient from some replicas, counted as zero: {', '.join(names[:5])}{more}")
-        heads = [_NOTE.unpack_from(note) for note in notes]
-        if not any(is_counted for _, is_counted in heads):
+            self._tell(f"no gradient from some replicas, counted as zero: {', '.join(names[:5])}{more}", "unused")
+        if nan := [replica for replica, note in enumerate(notes) if note.is_nan]:
+            text = f"the loss of replica {nan[0]} is NaN at step {self._loop.step}, and with it the whole gradient"
+            self._tell(text, "nan")
+        if len({note.others for note in notes if note.weight}) > 1:
+            names = sorted({place.name for place in self._statistics.others})
+            self._tell(f"buffers differ between replicas, and replica 0's count: {', '.join(names[:5])}", "buffers")
+        if not any(note.is_counted for note in notes):
             return used, None
-        if not all(is_counted for _, is_counted in heads):
+        if not all(note.is_counted for note in notes):
             raise MismatchError(
                 f"At step {self._loop.step} some replicas gave a count with strategy.weigh and others did not.",
                 do="call strategy.weigh in every loop body, also when the count is zero.",
             )
-        return used, float(sum(weight for weight, _ in heads)) or 1.0
+        return used, float(sum(note.weight for note in notes)) or 1.0
 
-    def _read_used(self, bits: bytes) -> np.ndarray:
-        count = len(self._parameters)
-        if not bits:
-            return np.ones(count, bool)
-        return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
+    def _agree_on_moved(self, notes: Sequence[Note]) -> None:
+        """Buffers that stood still until now, and were changed by some body: replica 0's value, and they travel on."""
+        for position in sorted({n for note in notes for n in note.moved}):
+            place = self._statistics.still[position]
+            value = self._values_of_moved.get(position, self._statistics.still_value(position))
+            received = self._collective.broadcast(as_bytes(value).cpu().numpy())
+            place.put(torch.as_tensor(received).view(value.dtype).view(value.shape))
+            self.moving.add((id(place.module), place.name))
+
+    # What p.grad shows.
 
     def _show_own(self, round: Round) -> None:
         """The batch is not complete: p.grad shows this replica's own gradient."""
@@ -249,19 +338,93 @@ class Gradients:
                 parameter.grad = base + parameter.grad
 
     def _show_sum(self, round: Round, used: np.ndarray) -> None:
+        self._not_exchanged.clear()
         for index, parameter in enumerate(self._parameters):
             if not used[index]:
                 continue
             base = round.bases[index] if index in round.taken else parameter.grad
-            view = round.private_views[index]
+            view = round.views[index]
             total = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            if index in round.touched_at:
+                total = _as_sparse(total, round.views[round.touched_at[index]])
             parameter.grad = total if base is None else base.add_(total)
 
-    def _take_statistics(self, round: Round) -> None:
-        assert round.exchange is not None
-        with torch.no_grad():
-            merged = round.private_views[len(self._parameters) :]
-            for buffer, view in zip(round.statistics.merged, merged, strict=True):
-                buffer.copy_(view)
-        if round.statistics.others:
-            round.statistics.read_others(round.exchange.result(round.buffers[-1]))
+    def check_before_step(self, optimizer: Any) -> None:
+        """A gradient that took part in no exchange would make the replicas drift apart in silence."""
+        exchanged = [round.used for round in self._rounds if round.used is not None]
+        for number, group in enumerate(optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if parameter.grad is None:
+                    continue
+                index = self._index.get(id(parameter))
+                if index is None or not (
+                    any(used[index] for used in exchanged) or parameter.grad is self._grads_at_start[index]
+                ):
+                    name = "" if index is None else f" ({self._names[index]})"
+                    raise _not_exchanged(f"parameter {position} of group {number}{name}", parameter)
+
+    # Steps outside of prepared loops.
+
+    def exchange_outside(self, optimizer: Any) -> None:
+        """A step on batches of the user's own: the mean over workers, each of which must have had other rows."""
+        for number, group in enumerate(optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if parameter.grad is not None and id(parameter) not in self._index:
+                    raise _not_exchanged(f"parameter {position} of group {number}", parameter)
+        if not self._not_exchanged:
+            return
+        if len(self._collective.replicas) > 1:
+            raise _unprepared(f"{len(self._collective.replicas)} replicas run on this worker, and one batch came")
+        is_first = self._outside is None
+        if self._outside is None:
+            self._outside = Round(self._collective, self._parameters, self._statistics, self._sparse)
+        round, replica = self._outside, self._collective.replicas[0]
+        round.forget()
+        round.taken = {n for n, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        round.bases = dict.fromkeys(round.taken)
+        exchange = round.open(f"of step {self._loop.batch}, outside of a prepared loop,")
+        slots, digest = round.slots(replica), 0
+        for index in sorted(round.taken):
+            gradient = self._parameters[index].grad
+            assert gradient is not None
+            digest = zlib.crc32(as_bytes(gradient.to_dense()).cpu().numpy(), digest) if is_first else 0
+            if gradient.layout == torch.sparse_coo:
+                self._take_sparse(round, slots, index, gradient, 1 / self._collective.num_replicas, True)
+            else:
+                slots[index].copy_(gradient).div_(self._collective.num_replicas)
+        self._write_rest(round, replica, 1 / self._collective.num_replicas)
+        story = tell_story([], ["step"], self._rates())
+        exchange.deposit(replica, Note(1.0, False, False, story, self._used(round), digest).pack())
+        if not exchange.commit():
+            raise self._cannot_redo()
+        notes = [Note.unpack(note, len(self._parameters)) for note in exchange.notes]
+        compare_stories([note.story for note in notes], self._loop.step)
+        if is_first and len({note.others for note in notes}) == 1:
+            raise _unprepared("the first gradient is the same on all workers: they have loaded the same batch")
+        round.take_results(None, is_changed=False)
+        self._show_sum(round, np.logical_or.reduce([note.used for note in notes]))
+        round.take_statistics()
+        self._collective.end_step()
+        self._loop.batch += 1
+        self._loop.step += 1
+
+
+def _as_sparse(dense: torch.Tensor, touched: torch.Tensor) -> torch.Tensor:
+    rows = touched.nonzero().reshape(1, -1)
+    return torch.sparse_coo_tensor(rows, dense[rows[0]], dense.shape, is_coalesced=True, check_invariants=False)
+
+
+def _not_exchanged(which: str, parameter: torch.Tensor) -> MismatchError:
+    return MismatchError(
+        f"The optimizer has a gradient that was exchanged with nobody: {which}, shape {tuple(parameter.shape)}.",
+        why="it belongs to no prepared model, was frozen at the start of this batch, or was set by hand.",
+        do="pass its model to strategy.prepare, and change layers between batches.",
+    )
+
+
+def _unprepared(why: str) -> MismatchError:
+    return MismatchError(
+        "The model is prepared, but the batches that train it come from a loader that is not.",
+        why=f"{why}.",
+        do="pass the DataLoader to strategy.prepare too; without one, let each worker load rows of its own.",
+    )

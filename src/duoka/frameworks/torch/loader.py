@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from duoka.collectives.collective import Collective
-from duoka.data.shares import rows_to_compute, share
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.dataset import make_seeded
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import count_rows, map_tensors, take_rows
-from duoka.frameworks.torch.order import digest, list_batches
+from duoka.frameworks.torch.order import digest, list_batches, seeded_order
+from duoka.frameworks.torch.source import Source, Unit, rows_of
+
+if TYPE_CHECKING:
+    from duoka.frameworks.torch.evaluation import Evaluation
+
+Load = Callable[[Unit], Any]
 
 
 class Hooks(Protocol):
@@ -23,15 +27,22 @@ class Hooks(Protocol):
 
     def is_evaluating(self) -> bool: ...
 
-    def begin_batch(self) -> None: ...
+    @property
+    def evaluation(self) -> Evaluation: ...
 
-    def check_rows(self, rows: int) -> None: ...
+    def begin_loop(self) -> None: ...
+
+    def begin_batch(self, num_rows: int, is_last: bool) -> None: ...
 
     def begin_body(self, is_first: bool) -> None: ...
 
     def end_body(self, body: Body) -> None: ...
 
     def end_batch(self) -> None: ...
+
+    def leave_batch(self, body: Body) -> None: ...
+
+    def end_loop(self) -> None: ...
 
     def tell_once(self, text: str) -> None: ...
 
@@ -53,10 +64,17 @@ class PreparedLoader:
         self._device = device
         self._hooks = hooks
         self._epoch = -1
+        self._is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        self._source = None if self._is_stream else Source(loader, loop.seed, collective.num_replicas, self._units)
 
     def __len__(self) -> int:
         """Global batches."""
         return len(self._loader)
+
+    @property
+    def items_per_batch(self) -> int:
+        """How often an evaluation loop comes by on this worker for one global batch; strategy.progress counts by it."""
+        return len(self._collective.replicas)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -64,104 +82,149 @@ class PreparedLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._hooks.is_evaluating():
             return self._evaluate()
+        self._check_batch_size()
         self._epoch += 1
-        if isinstance(self._loader.dataset, IterableDataset):
-            return self._train_stream()
-        return self._train_indexed()
+        self._hooks.begin_loop()
+        return self._run(self._stream() if self._is_stream else self._indexed())
 
-    def _train_indexed(self) -> Iterator[Any]:
+    def _check_batch_size(self) -> None:
+        size = self._loader.batch_size
+        if size is not None and size < self._collective.num_replicas:
+            raise MismatchError(
+                f"A batch of {size} rows cannot be split between {self._collective.num_replicas} replicas.",
+                why="batch_size is global: every replica takes its share of each batch.",
+                do=f"use batch_size={self._collective.num_replicas} or more, or fewer replicas.",
+            )
+
+    def _indexed(self) -> Iterator[tuple[int, Load]]:
+        """The rows of each global batch, and how to load a body's part of them."""
+        assert self._source is not None
         batches = list_batches(self._loader, self._loop.seed, self._epoch)
         self._loop.order = digest(batches)
-        source = _Source(self._loader, batches, self._loop.seed, self._epoch, self._collective)
+        self._source.begin(batches, self._epoch)
         for position, batch in enumerate(batches):
-            yield from self._bodies(len(batch), partial(source.load, position))
+            yield len(batch), partial(self._source.load, position)
 
-    def _train_stream(self) -> Iterator[Any]:
-        """Every worker reads the whole stream and keeps its share."""
-        self._hooks.tell_once("an IterableDataset is read in full by every worker, which keeps its share of each batch")
-        for batch in self._loader:
+    def _stream(self) -> Iterator[tuple[int, Load]]:
+        """Every worker reads everything and keeps its share."""
+        if self._collective.num_replicas > 1:
+            what = "an IterableDataset" if isinstance(self._loader.dataset, IterableDataset) else "batch_size=None"
+            self._hooks.tell_once(f"{what}: every worker reads all of it, and keeps its share of each batch")
+        with seeded_order(self._loader, self._loop.seed, self._epoch):
+            batches = iter(self._loader)
+        for batch in batches:
             rows = count_rows(batch)
             if rows is None:
-                raise MismatchError("A batch of an IterableDataset has no tensor to count rows by.")
-            yield from self._bodies(rows, partial(self._cut, batch, rows))
+                raise MismatchError(
+                    f"A batch has no tensor to count rows by: it is a {type(batch).__name__}.",
+                    do="let the loader give tensors whose first dimension is the rows.",
+                )
+            yield rows, partial(self._cut, batch, rows)
 
-    def _cut(self, batch: Any, num_rows: int, replica: int) -> Any:
-        return take_rows(batch, rows_to_compute(num_rows, self._collective.num_replicas, replica))
+    def _cut(self, batch: Any, num_rows: int, unit: Unit) -> Any:
+        rows, _ = rows_of(num_rows, self._collective.num_replicas, unit)
+        return take_rows(batch, range(rows[0], rows[-1] + 1))
 
-    def _bodies(self, num_rows: int, load: Callable[[int], Any]) -> Iterator[Any]:
+    def _units(self) -> list[Unit]:
+        """The bodies of one batch on this worker."""
+        replicas = self._collective.replicas
+        return [replicas] if self._loop.runs_whole_shares else [(replica,) for replica in replicas]
+
+    def _run(self, batches: Iterable[tuple[int, Load]]) -> Iterator[Any]:
+        """Lead the loop; or, where another loader leads it already, follow its replicas."""
+        reader = _OneAhead(batches)
+        followed = _Followed()
+        while (current := reader.current) is not None:
+            leader = self._loop.body
+            if leader is None and followed.ends():
+                reader.advance()
+            elif leader is None or not self._loop.is_managed:
+                num_rows, load = current
+                yield from self._bodies(num_rows, load, reader.is_last)
+                reader.advance()
+            elif followed.is_next_batch(leader, self._loop.batch):
+                reader.advance()
+            else:
+                yield self._to_device(current[1](leader.replicas))
+        if self._loop.body is None:
+            self._hooks.end_loop()
+
+    def _bodies(self, num_rows: int, load: Load, is_last: bool) -> Iterator[Any]:
         """One global batch: a body for each replica of this worker, and for those it inherits."""
-        self._hooks.begin_batch()
+        self._hooks.begin_batch(num_rows, is_last)
+        outer = self._loop.body
         done: set[int] = set()
-        while remaining := [r for r in self._collective.replicas if r not in done]:
-            replica = remaining[0]
-            rows = len(share(num_rows, self._collective.num_replicas, replica))
-            self._hooks.check_rows(rows)
-            batch = map_tensors(load(replica), lambda tensor: tensor.to(self._device, non_blocking=True))
-            self._hooks.begin_body(is_first=not done)
-            with self._loop.run_body(replica, rows, num_rows) as body:
-                yield batch
+        is_first = True
+        while remaining := [unit for unit in self._units() if not done.issuperset(unit)]:
+            unit = remaining[0]
+            _, rows = rows_of(num_rows, self._collective.num_replicas, unit)
+            batch = self._to_device(load(unit))
+            self._hooks.begin_body(is_first)
+            is_first = False
+            with self._loop.run_body(unit, rows, num_rows) as body:
+                try:
+                    yield batch
+                except GeneratorExit:
+                    self._hooks.leave_batch(body)
+                    raise
                 self._hooks.end_body(body)
-            done.add(replica)
+            if self._loop.is_complete:
+                break  # replicas inherited since then took part already: they were lost after the exchange
+            if not body.is_discarded:
+                done.update(unit)
+        self._loop.body = outer
         self._hooks.end_batch()
 
+    def _to_device(self, batch: Any) -> Any:
+        return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+
     def _evaluate(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        return self._hooks.evaluation.loop(self._loader)
+
+    @property
+    def unprepared(self) -> DataLoader[Any]:
+        """The user's own loader."""
+        return self._loader
 
 
-class _Source:
-    """Loads the rows of single replicas. Its order of loading follows the placement, ahead of time where that helps."""
+class _OneAhead:
+    """Knows which item is the last one."""
 
-    def __init__(
-        self, loader: DataLoader[Any], batches: list[list[Any]], seed: int, epoch: int, collective: Collective
-    ) -> None:
-        self._loader = loader
-        self._batches = batches
-        self._epoch = epoch
-        self._collective = collective
-        self._dataset = make_seeded(loader.dataset, seed)
-        self._ahead: Iterator[Any] | None = None
-        self._expected: list[tuple[int, int]] = []
+    def __init__(self, items: Iterable[tuple[int, Load]]) -> None:
+        self._items = iter(items)
+        self.current = next(self._items, None)
+        self._following = next(self._items, None)
 
-    def load(self, position: int, replica: int) -> Any:
-        if self._ahead is None or not self._expected or self._expected[0] != (position, replica):
-            if self._ahead is not None and (position, replica) not in self._expected[:1]:
-                self._ahead = None
-            self._look_ahead(position, replica)
-        assert self._ahead is not None
-        self._expected.pop(0)
-        return next(self._ahead)
+    @property
+    def is_last(self) -> bool:
+        return self._following is None
 
-    def _look_ahead(self, position: int, replica: int) -> None:
-        """From here to the end of the epoch, as the replicas lie now. Built again when they have moved."""
-        replicas = self._collective.replicas
-        rest = [(at, r) for at in range(position, len(self._batches)) for r in replicas]
-        if (position, replica) in rest:
-            rest = rest[rest.index((position, replica)) :]
-        else:
-            rest = [(position, replica)]
-        self._expected = rest
-        self._ahead = iter(_rebuild(self._loader, self._dataset, [self._keys(at, r) for at, r in rest]))
-
-    def _keys(self, position: int, replica: int) -> list[tuple[int, Any]]:
-        batch = self._batches[position]
-        rows = rows_to_compute(len(batch), self._collective.num_replicas, replica)
-        return [(self._epoch, batch[row]) for row in rows]
+    def advance(self) -> None:
+        self.current, self._following = self._following, next(self._items, None)
 
 
-def _rebuild(loader: DataLoader[Any], dataset: Any, batches: list[list[Any]]) -> DataLoader[Any]:
-    """The user's loader with another order: everything else as it was given."""
-    given: dict[str, Any] = {}
-    if loader.num_workers:
-        given = {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
-    return DataLoader(
-        dataset,
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        **given,
-    )
+class _Followed:
+    """Which batch of the leading loader was answered last."""
+
+    def __init__(self) -> None:
+        self._batch: int | None = None
+        self._body: Body | None = None
+
+    def ends(self) -> bool:
+        """True once when the leader is gone: the batch that was followed last is done."""
+        was_following, self._batch = self._batch is not None, None
+        return was_following
+
+    def is_next_batch(self, leader: Body, batch: int) -> bool:
+        """True when the leader has gone on: then its follower goes on too."""
+        if leader is self._body:
+            raise MismatchError(
+                "A loop over a prepared loader asked for a second batch within one body of another such loop.",
+                why="the outer loader decides which replica runs; it cannot wait for an inner loop of training.",
+                do="walk both in step with zip(), or leave the inner loader unprepared.",
+            )
+        has_advanced = self._batch is not None and batch != self._batch
+        self._batch = batch
+        if not has_advanced:
+            self._body = leader
+        return has_advanced

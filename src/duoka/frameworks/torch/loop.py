@@ -1,10 +1,10 @@
-"""Where the user's loop is: which step, whose body, and whether the batch is complete."""
+"""Where the user's loop is: which batch, whose body, and whether the batch is complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from duoka.data.seeds import derive
 from duoka.frameworks.torch.randomness import seeded
@@ -12,13 +12,24 @@ from duoka.frameworks.torch.randomness import seeded
 
 @dataclass
 class Body:
-    """One run of the loop's body: one replica's rows of one global batch."""
+    """One run of the loop's body: one replica's rows of one global batch, or those of all replicas of this worker."""
 
-    replica: int
+    replicas: tuple[int, ...]
     rows: int  # true number of rows; 0 for a stand-in
     total_rows: int
     backwards: int = 0
     count: float | None = None  # given with strategy.weigh
+    is_sum: bool = False  # the loss was multiplied with its count already
+    calls: list[str] = field(default_factory=list)  # what it called, to be compared with other bodies
+    has_asked: bool = False  # it read strategy.stepped: from then on it may differ
+    has_called_step: bool = False
+    is_nan: bool = False  # its loss is
+    is_quiet: bool = False  # what is called now was recorded as a whole
+    is_discarded: bool = False  # it turned out to need all rows of this worker at once, and runs again
+
+    @property
+    def replica(self) -> int:
+        return self.replicas[0]
 
     @property
     def weight(self) -> float:
@@ -30,34 +41,49 @@ class Body:
 
     @property
     def gradient_weight(self) -> float:
-        """What this replica's gradient is multiplied with. Counts are summed in the exchange and divided by once."""
+        """What this body's gradient is multiplied with. Counts are summed in the exchange and divided by once."""
         if self.rows == 0:
             return 0.0
+        if self.is_sum:
+            return 1.0
         return self.weight if self.count is None else self.count
+
+    @property
+    def counted(self) -> float:
+        """What the user counted here: the sum over replicas divides the gradient."""
+        return 0.0 if self.rows == 0 or self.count is None else self.count
+
+    def record(self, call: str) -> None:
+        if not self.has_asked and not self.is_quiet:
+            self.calls.append(call)
 
 
 class Loop:
     def __init__(self, seed: int, num_replicas: int) -> None:
         self.seed = seed
         self.num_replicas = num_replicas
-        self.step = 0
+        self.is_managed = num_replicas > 1  # otherwise the plain loop, with nothing to add
+        self.runs_whole_shares = False  # a worker's rows as one batch: for steps that exchange in their middle
+        self.batch = 0  # completed global batches
+        self.step = 0  # committed updates: fewer than batches when gradients are accumulated
         self.order = ""  # a digest of the epoch's order, compared between workers at every step
         self.body: Body | None = None
-        self.is_complete = False  # the batch of this body is: p.grad is whole, and optimizers may step
+        self.is_complete = False  # the batch of this body is: p.grad is whole
+        self.is_due = True  # with this batch an update is due: not in the middle of an accumulation
 
     @property
     def may_step(self) -> bool:
         """Outside of bodies the user's own business; inside, only when the batch is complete."""
-        return self.body is None or self.num_replicas == 1 or self.is_complete
+        return self.body is None or not self.is_managed or (self.is_complete and self.is_due)
 
     @contextmanager
-    def run_body(self, replica: int, rows: int, total_rows: int) -> Iterator[Body]:
-        self.body, self.is_complete = Body(replica, rows, total_rows), False
+    def run_body(self, replicas: tuple[int, ...], rows: int, total_rows: int) -> Iterator[Body]:
+        self.body, self.is_complete = Body(replicas, rows, total_rows), False
         try:
-            if self.num_replicas == 1:
-                yield self.body
-            else:
-                with seeded(derive("body", self.seed, self.step, replica)):
+            if self.is_managed:
+                with seeded(derive("body", self.seed, self.batch, replicas[0])):
                     yield self.body
+            else:
+                yield self.body
         finally:
             self.body = None

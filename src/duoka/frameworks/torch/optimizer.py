@@ -7,49 +7,74 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
+import torch
+
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loop import Loop
 
 
-def hold_back(thing: Any, names: tuple[str, ...], loop: Loop, answer: Any = None) -> None:
+def hold_back(thing: Any, names: tuple[str, ...], loop: Loop, title: str) -> None:
     """Make these methods no-ops in bodies that do not complete their batch."""
     for name in names:
-        setattr(thing, name, _only_when_complete(getattr(thing, name), loop, answer))
+        is_update = name == "step" and isinstance(thing, torch.amp.GradScaler)
+        setattr(thing, name, _only_when_complete(getattr(thing, name), loop, f"{title} {name}", is_update))
 
 
-def _only_when_complete(method: Callable[..., Any], loop: Loop, answer: Any) -> Callable[..., Any]:
+def _only_when_complete(method: Callable[..., Any], loop: Loop, call: str, is_update: bool) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs) if loop.may_step else answer
-
-    return call
-
-
-def prepare_optimizer(optimizer: Any, loop: Loop, gradients: Gradients | None) -> None:
-    step = optimizer.step
-
-    @functools.wraps(step)
-    def step_when_complete(*args: Any, **kwargs: Any) -> Any:
+    def call_when_complete(*args: Any, **kwargs: Any) -> Any:
+        body = loop.body
+        if body is None or not loop.is_managed:
+            return method(*args, **kwargs)
+        body.record(call)
+        body.has_called_step = body.has_called_step or is_update
         if not loop.may_step:
             return None
-        if gradients is not None:
-            _refuse_strangers(optimizer, gradients)
+        body.is_quiet, before = True, body.is_quiet
+        try:
+            return method(*args, **kwargs)
+        finally:
+            body.is_quiet = before
+
+    return call_when_complete
+
+
+def prepare_optimizer(optimizer: Any, loop: Loop, title: str, check: Callable[[Any], None]) -> None:
+    """Let `step` wait for the whole batch; `check` sees the optimizer before each real one."""
+    step = optimizer.step
+
+    def checked_step(*args: Any, **kwargs: Any) -> Any:
+        check(optimizer)
         return step(*args, **kwargs)
 
-    optimizer.step = step_when_complete
+    waiting_step = _only_when_complete(checked_step, loop, f"{title} step", is_update=True)
+
+    @functools.wraps(step)
+    def prepared_step(_: Any, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        if not loop.is_managed:
+            return step(*args, **kwargs) if closure is None else step(closure, *args, **kwargs)
+        loss = _evaluate_once(optimizer, closure)
+        result = waiting_step(*args, **kwargs)
+        return loss if closure is not None else result
+
+    optimizer.step = MethodType(prepared_step, optimizer)  # bound: schedulers made later look for its __func__
 
 
-def _refuse_strangers(optimizer: Any, gradients: Gradients) -> None:
-    """A gradient that took part in no exchange would make the replicas drift apart in silence."""
-    for number, group in enumerate(optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            if parameter.grad is not None and not gradients.knows(parameter):
-                raise MismatchError(
-                    f"The optimizer has a gradient that was exchanged with nobody:"
-                    f" parameter {position} of group {number}, shape {tuple(parameter.shape)}.",
-                    why="it belongs to no prepared model, was frozen at the start of this batch, or was set by hand.",
-                    do="pass its model to strategy.prepare, and change layers between batches.",
-                )
+def _evaluate_once(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise MismatchError(
+            "LBFGS cannot train several replicas.",
+            why="it evaluates the loss a varying number of times within one step.",
+            do="use another optimizer, or one replica.",
+        )
+    with torch.enable_grad():
+        return closure()
+
+
+def learning_rates(optimizers: list[Any]) -> list[float]:
+    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]

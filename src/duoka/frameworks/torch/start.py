@@ -12,6 +12,22 @@ from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
 
 
+def check_devices(model: nn.Module, device: torch.device) -> None:
+    """A model must have values, and lie on one device: it is moved to this worker's as a whole."""
+    kinds = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
+    if "meta" in kinds:
+        raise MismatchError(
+            f"The {type(model).__name__} is on the meta device: it has shapes, and no values.",
+            do=f"give it values first, e.g. model.to_empty(device={str(device)!r}) and initialise it.",
+        )
+    if len(kinds) > 1:
+        raise MismatchError(
+            f"The {type(model).__name__} lies on several devices: {', '.join(sorted(kinds))}.",
+            why="every replica holds the whole model on one device.",
+            do="leave it on the CPU and let strategy.prepare move it.",
+        )
+
+
 def agree_on_start(model: nn.Module, collective: Collective) -> None:
     """Compare the structure of the model between workers, then copy the first worker's values to all."""
     if len(collective.workers) == 1:

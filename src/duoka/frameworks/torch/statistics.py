@@ -1,14 +1,16 @@
 """What a model keeps beside its parameters: running statistics, which are merged, and other buffers.
 
 Every replica starts a step from the same values. Afterwards the running statistics of normalisation layers are
-the mean over replicas, weighted by rows; every other buffer is replica 0's.
+the mean over replicas, weighted by rows; every other buffer is replica 0's. Buffers that nobody changes (masks,
+tables of positions) stay where they are.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,52 +23,114 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-class Statistics:
-    """The buffers of these models, in order. They are looked up anew each batch: layers may replace them."""
+class Place(NamedTuple):
+    """A buffer by the module that holds it: layers may put another tensor there."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.merged: list[torch.Tensor] = []
-        self.others: list[torch.Tensor] = []
+    module: nn.Module
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        tensor = self.module._buffers[self.name]
+        assert tensor is not None
+        return tensor.detach()
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Changes when the buffer is changed in place or replaced."""
+        tensor = self.module._buffers[self.name]
+        return id(tensor), 0 if tensor is None else tensor._version
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tensor.copy_(value.view(self.tensor.shape))
+
+
+class Statistics:
+    """The buffers of these models: `merged` ones, `others` that travel, and the `still` ones, which nobody changed."""
+
+    def __init__(self, models: Sequence[nn.Module], moving: Iterable[Any] = (), *, is_synced: bool = False) -> None:
+        self.merged: list[Place] = []
+        self.others: list[Place] = []
+        self.still: list[Place] = []
+        known = set(moving)
         seen: set[int] = set()
         for module in _modules(models):
+            is_normalisation = isinstance(module, _NORMALISATIONS)
             for name, buffer in module._buffers.items():
                 if buffer is None or id(buffer) in seen:
                     continue
                 seen.add(id(buffer))
-                is_merged = isinstance(module, _NORMALISATIONS) and name in _MERGED
-                (self.merged if is_merged else self.others).append(buffer)
+                place = Place(module, name)
+                if is_normalisation and name in _MERGED and not is_synced:
+                    self.merged.append(place)
+                elif is_normalisation or (id(module), name) in known:
+                    self.others.append(place)
+                else:
+                    self.still.append(place)
+        self._marks: list[tuple[int, int]] = []
+        self._still_values: list[torch.Tensor] = []
+
+    def keep_still(self) -> None:
+        """Copy the still ones, once: should a body change one after all, the next body starts from this."""
+        self._still_values = [place.tensor.clone() for place in self.still]
 
     @property
-    def signature(self) -> tuple[int, ...]:
-        return tuple(id(buffer) for buffer in (*self.merged, *self.others))
+    def signature(self) -> tuple[Any, ...]:
+        kinds = (self.merged, self.others, self.still)
+        return tuple(
+            tuple((id(place.module), place.name, place.tensor.shape, place.tensor.dtype) for place in places)
+            for places in kinds
+        )
 
     @property
     def other_bytes(self) -> int:
-        return sum(buffer.numel() * buffer.element_size() for buffer in self.others)
+        return sum(place.tensor.numel() * place.tensor.element_size() for place in self.others)
 
     def save(self) -> list[torch.Tensor]:
-        return [buffer.detach().clone() for buffer in (*self.merged, *self.others)]
+        return [place.tensor.clone() for place in (*self.merged, *self.others)]
 
     def restore(self, saved: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for buffer, value in zip((*self.merged, *self.others), saved, strict=True):
-                buffer.copy_(value)
+        for place, value in zip((*self.merged, *self.others), saved, strict=True):
+            place.put(value)
+        for position in self.moved():
+            self.still[position].put(self._still_values[position])
 
-    def write_others(self, place: np.ndarray) -> None:
-        start = 0
-        for buffer in self.others:
-            data = buffer.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            place[start : start + data.size] = data
-            start += data.size
+    def watch_still(self) -> None:
+        """A body begins: from here on, whoever changes a buffer that does not travel is noticed."""
+        self._marks = [place.mark for place in self.still]
 
-    def read_others(self, place: np.ndarray) -> None:
+    def moved(self) -> list[int]:
+        """The positions, among the still ones, of buffers that this body has changed after all."""
+        return [n for n, (place, mark) in enumerate(zip(self.still, self._marks, strict=True)) if place.mark != mark]
+
+    def still_value(self, position: int) -> torch.Tensor:
+        return self._still_values[position]
+
+    def write_others(self, place: torch.Tensor) -> None:
         start = 0
-        with torch.no_grad():
-            for buffer in self.others:
-                nbytes = buffer.numel() * buffer.element_size()
-                data = torch.from_numpy(place[start : start + nbytes].copy())
-                buffer.copy_(data.view(buffer.dtype).view(buffer.shape))
-                start += nbytes
+        for other in self.others:
+            data = as_bytes(other.tensor)
+            place[start : start + data.numel()] = data
+            start += data.numel()
+
+    def read_others(self, place: torch.Tensor) -> None:
+        start = 0
+        for other in self.others:
+            nbytes = other.tensor.numel() * other.tensor.element_size()
+            # Cloned: a view of another type must begin at a multiple of its size.
+            other.put(place[start : start + nbytes].clone().view(other.tensor.dtype))
+            start += nbytes
+
+    def digest_others(self) -> int:
+        """To see whether replicas differ in what only replica 0 passes on."""
+        digest = 0
+        for other in self.others:
+            digest = zlib.crc32(as_bytes(other.tensor).cpu().numpy(), digest)
+        return digest
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _modules(models: Iterable[nn.Module]) -> Iterable[nn.Module]:

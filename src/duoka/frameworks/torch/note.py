@@ -1,0 +1,76 @@
+"""What a replica says beside its gradient: how it was weighted, and what its loop body did. Everybody reads it all."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from duoka.errors import MismatchError
+
+_HEAD = struct.Struct("<d??IHH")
+_LONGEST_STORY = 600
+
+
+@dataclass(frozen=True)
+class Note:
+    weight: float  # rows of the whole batch, or the count given with strategy.weigh
+    is_counted: bool
+    is_nan: bool  # its loss was
+    story: str  # what the body called and at which learning rates; equal for all replicas, or it is an error
+    used: np.ndarray  # which parameters got a gradient
+    others: int = 0  # a digest of the buffers of which replica 0's count
+    moved: tuple[int, ...] = ()  # buffers that it changed, and that do not travel yet
+
+    def pack(self) -> bytes:
+        story, moved = self.story.encode(), np.array(self.moved, np.uint16)
+        head = _HEAD.pack(self.weight, self.is_counted, self.is_nan, self.others, len(story), len(moved))
+        return head + story + moved.tobytes() + (b"" if self.used.all() else np.packbits(self.used).tobytes())
+
+    def without_weight(self) -> Note:
+        """For a replica whose rows were computed together with another one's."""
+        return replace(self, weight=0.0)
+
+    @classmethod
+    def unpack(cls, data: bytes, num_parameters: int) -> Note:
+        weight, is_counted, is_nan, others, story_length, num_moved = _HEAD.unpack_from(data)
+        story_end = _HEAD.size + story_length
+        moved_end = story_end + 2 * num_moved
+        story, bits = data[_HEAD.size : story_end], data[moved_end:]
+        moved = tuple(np.frombuffer(data[story_end:moved_end], np.uint16).tolist())
+        if bits:
+            used = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_parameters).astype(bool)
+        else:
+            used = np.ones(num_parameters, bool)
+        return cls(weight, is_counted, is_nan, story.decode(errors="replace"), used, others, moved)
+
+
+def tell_story(last_calls: Sequence[str], calls: Sequence[str], rates: Iterable[float]) -> str:
+    """One line, short enough to travel at every step: its end gives way to a digest."""
+    before = f"before: {', '.join(last_calls) or 'nothing'}; " if last_calls else ""
+    story = f"{before}now: {', '.join(calls)}; learning rates {', '.join(f'{rate:.17g}' for rate in rates) or 'none'}"
+    if len(story) <= _LONGEST_STORY:
+        return story
+    return f"{story[:_LONGEST_STORY]}... {hashlib.sha256(story.encode()).hexdigest()[:16]}"
+
+
+def compare_stories(stories: Sequence[str], step: int) -> None:
+    """All workers see the same notes, so either all of them raise or none."""
+    if len(set(stories)) == 1:
+        return
+    by_story: dict[str, list[int]] = {}
+    for replica, story in enumerate(stories):
+        by_story.setdefault(story, []).append(replica)
+    listing = "\n".join(
+        f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, replicas))}: {story}"
+        for story, replicas in by_story.items()
+    )
+    raise MismatchError(
+        f"At step {step} the loop bodies of the replicas did not do the same.",
+        why=listing,
+        do="let every body call the same things: count with strategy.enumerate or strategy.step, pass schedulers to"
+        " strategy.prepare, leave a batch out on all replicas or on none.",
+    )

@@ -1,0 +1,87 @@
+"""PyTorch tensors on their way into a file and back."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from duoka.checkpoint.storage import StoredTensor
+from duoka.errors import CheckpointError
+
+_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+
+
+class TorchCodec:
+    """Tensors come back as plain ones, without gradients: a Parameter as what it holds."""
+
+    kind, reader = "torch", "pt"
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def identity(self, value: torch.Tensor) -> Hashable:
+        if value.layout != torch.strided or type(value.detach()) is not torch.Tensor or not value.numel():
+            return id(value)
+        signs = value.is_conj(), value.is_neg()
+        return str(value.device), value.data_ptr(), tuple(value.shape), value.stride(), str(value.dtype), signs
+
+    def store(self, value: torch.Tensor, place: str) -> tuple[StoredTensor, str]:
+        tensor = value.detach()
+        _refuse_special(tensor, place)
+        form = ""
+        if tensor.is_complex():
+            tensor, form = torch.view_as_real(tensor.resolve_conj()), "complex"
+        name = _NAMES.get(str(tensor.dtype).removeprefix("torch."))
+        if name is None:
+            raise _refusal(f"a tensor of {value.dtype}", place)
+        nbytes = tensor.numel() * tensor.element_size()
+        stored = StoredTensor(name, tuple(tensor.shape), nbytes, tensor.element_size(), lambda: _read_bytes(tensor))
+        return stored, form
+
+    def restore(self, tensor: torch.Tensor, form: str, device: Any) -> torch.Tensor:
+        # The library's tensor is the file itself, mapped; a later writer would change it under us.
+        private = tensor.clone() if device is None else tensor.to(device, copy=True)
+        return torch.view_as_complex(private) if form == "complex" else private
+
+
+def make_codec() -> TorchCodec:
+    return TorchCodec()
+
+
+def _read_bytes(tensor: torch.Tensor) -> Any:
+    if not tensor.numel():
+        return b""
+    return tensor.resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _refuse_special(tensor: torch.Tensor, place: str) -> None:
+    if tensor.layout != torch.strided:
+        raise _refusal(f"a sparse tensor ({str(tensor.layout).removeprefix('torch.')})", place, "save x.to_dense().")
+    if type(tensor) is not torch.Tensor:
+        raise _refusal(f"a {type(tensor).__name__}", place)
+    if tensor.is_meta:
+        raise _refusal("a tensor on the meta device, which holds no numbers", place, "give it memory first.")
+    if tensor.is_quantized or tensor.is_nested:
+        raise _refusal("a quantized or nested tensor", place)
+
+
+def _refusal(what: str, place: str, do: str = "convert it to a plain tensor first.") -> CheckpointError:
+    return CheckpointError(f"{place} is {what}, which cannot be saved.", do=do)

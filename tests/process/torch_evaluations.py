@@ -1,0 +1,496 @@
+"""Evaluations to be run by a strategy on some number of workers; each returns numbers, lists and dictionaries.
+
+What a scenario returns must be the same on every worker, and for every number of workers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+
+from duoka.errors import MismatchError
+
+SCENARIOS: dict[str, Callable] = {}
+SIZES = [37, 3, 1, 0]
+
+
+def scenario(function: Callable) -> Callable:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def make_model(*, dropout: float = 0.0, batch_norm: bool = False) -> nn.Module:
+    torch.manual_seed(3)
+    middle = [nn.BatchNorm1d(16) if batch_norm else nn.Identity(), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 4))
+
+
+def make_data(rows: int = 37) -> TensorDataset:
+    """Features, labels, and the number of each row."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(64, 6, generator=generator), torch.randint(0, 4, (64,), generator=generator)
+    return TensorDataset(x[:rows], y[:rows], torch.arange(rows))
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows: int) -> None:
+        self._data = make_data(rows)
+
+    def __iter__(self):
+        return iter([self._data[row] for row in range(len(self._data))])
+
+
+class NoisyStream(IterableDataset):
+    def __iter__(self):
+        for row in range(37):
+            yield torch.rand(3) + random.random(), torch.tensor(row)
+
+
+class Noisy(Dataset):
+    """Draws from all three generators for every sample."""
+
+    def __len__(self):
+        return 37
+
+    def __getitem__(self, index):
+        return torch.randn(6) + random.random() + np.random.rand(), index
+
+
+def shake(samples):
+    """Collates, and draws a number."""
+    x, numbers = zip(*samples, strict=True)
+    return torch.stack(x) + torch.rand(1), torch.tensor(numbers)
+
+
+def cat(parts: list) -> torch.Tensor | None:
+    return torch.cat(parts) if parts else None
+
+
+def rows_seen(strategy, loader) -> list[int]:
+    """The numbers of the rows that all replicas together were given, as gathered."""
+    with torch.no_grad():
+        mine = cat([batch[-1] for batch in loader])
+    return [number for part in strategy.gather(mine) for number in part.tolist()]
+
+
+def is_correct(model, batch) -> torch.Tensor:
+    return model(batch[0]).argmax(1) == batch[1]
+
+
+# Loops over prepared loaders.
+
+
+@scenario
+def predictions_in_order(strategy):
+    model = strategy.prepare(make_model())
+    found = {}
+    for rows in SIZES:
+        loader = strategy.prepare(DataLoader(make_data(rows), batch_size=8))
+        model.eval()  # without no_grad: that every prepared model is in eval mode is enough
+        parts = [(model(x).detach(), numbers) for x, _, numbers in loader]
+        gathered = strategy.gather(cat([out for out, _ in parts]))
+        numbers = strategy.gather(cat([numbers for _, numbers in parts]))
+        found[str(rows)] = {
+            "predictions": torch.cat([torch.empty(0, 4), *gathered]),
+            "numbers": torch.cat([torch.empty(0, dtype=torch.int64), *numbers]),
+        }
+    return found
+
+
+@scenario
+def sums_after_a_loop(strategy):
+    model, loader = strategy.prepare(make_model(), DataLoader(make_data(), batch_size=8))
+    correct = rows = 0
+    losses = []
+    with torch.no_grad():
+        for batch in loader:
+            correct += int(is_correct(model, batch).sum())
+            rows += len(batch[1])
+            losses.append(float(len(batch[1])))
+    mean_of_rows = strategy.mean(float(np.sum(losses)) / rows, rows)
+    return [int(strategy.sum(correct)), int(strategy.sum(rows)), float(mean_of_rows)]
+
+
+@scenario
+def order(strategy):
+    shuffled = DataLoader(make_data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(9))
+    shuffled, dropping, stream = strategy.prepare(
+        shuffled,
+        DataLoader(make_data(), batch_size=8, drop_last=True),
+        DataLoader(Stream(37), batch_size=8),
+    )
+    return {
+        "shuffled": [rows_seen(strategy, shuffled), rows_seen(strategy, shuffled)],
+        "drop_last": rows_seen(strategy, dropping),
+        "stream": sorted(rows_seen(strategy, stream)),
+    }
+
+
+@scenario
+def batches_of_a_batch_sampler_are_not_mixed(strategy):
+    """Rows of different widths: only those that the sampler puts together can be stacked."""
+    data = [torch.full((2 + number // 10,), number) for number in range(37)]
+    sampler = BatchSampler(SequentialSampler(data), 10, drop_last=False)
+    loader = strategy.prepare(DataLoader(data, batch_sampler=sampler))
+    with torch.no_grad():
+        mine = cat([batch[:, 0] for batch in loader])
+    return torch.cat(strategy.gather(mine)).tolist()
+
+
+@scenario
+def random_numbers(strategy):
+    """Augmentation, in loader processes and here; draws in the loop; and what is drawn afterwards."""
+    found = {}
+    for num_workers in (0, 2):
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        loader = DataLoader(Noisy(), batch_size=8, num_workers=num_workers, collate_fn=shake)
+        loader = strategy.prepare(loader)
+        with torch.no_grad():
+            mine = [x.sum(1) + torch.rand(1) + random.random() for x, _ in loader]
+        gathered = torch.cat(strategy.gather(torch.cat(mine)))
+        after = [torch.rand(1).item(), random.random(), np.random.rand()]
+        # Whoever broke out of a loop, or kept an iterator, draws the same as all others, too.
+        with torch.no_grad():
+            for _ in loader:
+                torch.rand(1 + strategy.worker)
+                break
+        found[str(num_workers)] = {"values": gathered, "after": [*after, torch.rand(1).item()]}
+        assert len(set(gathered.tolist())) == 37
+    return found
+
+
+@scenario
+def loops_within_loops(strategy):
+    loader, other = (strategy.prepare(DataLoader(make_data(), batch_size=8)) for _ in range(2))
+    with torch.no_grad():
+        together = [(a[-1], b[-1]) for a, b in zip(loader, other, strict=True)]
+    assert all(torch.equal(a, b) for a, b in together)
+    return [float(strategy.sum(sum(len(a) for a, _ in together))), torch.rand(1).item()]
+
+
+@scenario
+def collectives_are_refused_inside_and_work_again_afterwards(strategy):
+    loader = strategy.prepare(DataLoader(make_data(), batch_size=8))
+    calls = {
+        "sum": lambda: strategy.sum(1.0),
+        "mean": lambda: strategy.mean(1.0),
+        "gather": lambda: strategy.gather(1.0),
+        "barrier": strategy.barrier,
+        "sum_over_replicas": lambda: strategy.sum_over_replicas(lambda replica: 1.0),
+        "evaluate": lambda: strategy.evaluate(lambda batch: (1, 1), loader),
+    }
+    refused = {}
+    with torch.no_grad():
+        for name, call in calls.items():
+            for _ in loader:
+                try:
+                    call()
+                except MismatchError as error:
+                    refused[name] = f"strategy.{name} was called inside an evaluation loop" in str(error)
+                break
+        assert float(strategy.sum(1.0)) == strategy.num_workers  # after a break
+        for _ in loader:
+            pass
+        assert float(strategy.sum(1.0)) == strategy.num_workers  # at its end
+        try:
+            for _, _batch in enumerate(loader):
+                raise KeyError("in the loop")
+        except KeyError:
+            assert float(strategy.sum(1.0)) == strategy.num_workers  # after an error, still being handled
+        next(iter(loader))
+        assert float(strategy.sum(1.0)) == strategy.num_workers
+    return refused
+
+
+@scenario
+def an_iterator_that_is_kept_can_be_forgotten(strategy):
+    loader = strategy.prepare(DataLoader(make_data(), batch_size=8))
+    with torch.no_grad():
+        kept = iter(loader)
+        next(kept)
+    try:
+        strategy.sum(1.0)
+        is_refused = False
+    except MismatchError as error:
+        is_refused = "An iterator that you keep" in str(error)
+    strategy._adapter.evaluation.forget_open_loops()
+    drawn = torch.rand(1).item()
+    del kept
+    return [is_refused, float(strategy.sum(1.0)) == strategy.num_workers, drawn, torch.rand(1).item()]
+
+
+@scenario
+def training_goes_on_as_if_nothing_had_been_evaluated(strategy):
+    weights = []
+    for evaluates in (False, True):
+        model = make_model(dropout=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loader = DataLoader(make_data(), batch_size=8, shuffle=True)
+        torch.manual_seed(1)
+        own = type(strategy)()  # counts its steps and epochs from zero
+        model, optimizer, loader = own.prepare(model, optimizer, loader)
+        for _ in range(2):
+            for x, y, _ in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if evaluates and own.stepped:
+                    own.evaluate(lambda batch, model=model: (is_correct(model, batch).sum(), len(batch[1])), loader)
+                    assert model.training
+            if evaluates:
+                with torch.no_grad():
+                    for x, _, _ in loader:
+                        model(x)
+        weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    assert torch.equal(*weights)
+    return weights[1]
+
+
+@scenario
+def blocks_for_the_main_worker_only(strategy):
+    """They run locally, in whatever mode the model is, and nobody waits."""
+    model = make_model(dropout=0.3, batch_norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(10, 6, generator=torch.Generator().manual_seed(2))
+    model, optimizer, loader = strategy.prepare(model, optimizer, DataLoader(make_data(36), batch_size=12))
+    shapes = []
+
+    def look():
+        for is_training in (False, True):
+            model.train(is_training)
+            with torch.no_grad():
+                shapes.append(list(model(x).shape))
+        model.train()
+
+    if strategy.is_main:
+        look()
+    for features, labels, _ in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(features), labels).backward()
+        optimizer.step()
+        if strategy.is_main:
+            look()
+    if strategy.is_main:
+        look()
+        # An unprepared loader runs whole, on this worker alone.
+        with torch.no_grad():
+            assert sum(len(batch[1]) for batch in DataLoader(make_data(), batch_size=8)) == 37
+    assert bool(shapes) == strategy.is_main and all(shape == [10, 4] for shape in shapes)
+    digest = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return torch.stack(strategy.gather([digest] * len(strategy.local_replicas)))
+
+
+# sum, mean and gather of one value for all replicas of a worker.
+
+
+@scenario
+def one_value_for_all_replicas_of_a_worker(strategy):
+    replicas = strategy.local_replicas
+    everybody = list(range(strategy.replicas))
+    mine = torch.tensor(replicas)
+    assert strategy.sum(float(sum(replicas))) == sum(everybody)
+    assert strategy.sum(np.full(3, len(replicas))).tolist() == [strategy.replicas] * 3
+    assert strategy.mean(float(np.mean(replicas))) == np.mean(everybody)
+    assert strategy.mean(1.0, 5 if strategy.is_main else 0) == 1.0
+    assert strategy.mean([float(r) for r in replicas], [r == 3 for r in replicas]) == 3.0
+    counts = [len(part) for part in strategy.gather(mine)]
+    assert (
+        len(counts) == strategy.replicas and counts[replicas[0]] == len(replicas) and sum(counts) == sum(everybody) - 2
+    )
+    assert len(strategy.gather(1.0)) == strategy.num_workers
+    assert [int(number) for number in strategy.gather(list(replicas))] == everybody
+    assert strategy.gather(None) == []
+    return torch.cat(strategy.gather(mine)).tolist()
+
+
+@scenario
+def gathered_types(strategy):
+    dtypes = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
+    dtypes += [torch.float8_e4m3fn]
+    replicas = torch.tensor(strategy.local_replicas, dtype=torch.float32)
+    found = {}
+    for dtype in dtypes:
+        parts = strategy.gather(replicas.to(dtype))
+        assert all(part.dtype == dtype for part in parts), dtype
+        found[str(dtype)] = torch.cat([part.to(torch.complex64) for part in parts]).real.tolist()
+    numbers = strategy.gather([torch.tensor(replica, dtype=torch.bfloat16) for replica in strategy.local_replicas])
+    assert [part.shape for part in numbers] == [torch.Size()] * strategy.replicas
+    # A worker without a value learns of the others' type all the same.
+    parts = strategy.gather(replicas.to(torch.bfloat16) if strategy.is_main else None)
+    assert parts[0].dtype == torch.bfloat16
+    arrays = strategy.gather(np.asarray(strategy.local_replicas, np.float32))
+    assert all(type(array) is np.ndarray and array.dtype == np.float32 for array in arrays)
+    large = strategy.gather([torch.full((50_000,), replica) for replica in strategy.local_replicas])
+    assert [int(part.sum()) // 50_000 for part in large] == list(range(strategy.replicas))
+    return found
+
+
+@scenario
+def one_value_with_several_counts_is_refused(strategy):
+    try:
+        strategy.mean(1.0, [1, 2])
+    except MismatchError as error:
+        return "one value and 2 counts" in str(error)
+
+
+# strategy.evaluate.
+
+
+@scenario
+def accuracy(strategy):
+    model = strategy.prepare(make_model(dropout=0.5, batch_norm=True))
+    found = {}
+
+    def measure(batch):
+        x, y = batch[:2]
+        assert not torch.is_grad_enabled() and not model.training
+        out = model(x)
+        return {
+            "accuracy": ((out.argmax(1) == y).sum(), len(y)),
+            "loss": (F.cross_entropy(out, y, reduction="sum"), y.numel()),
+            "by class": (
+                torch.bincount(y[out.argmax(1) == y], minlength=4),
+                torch.bincount(y, minlength=4),
+            ),
+        }
+
+    for rows in SIZES[:-1]:
+        loaders = [DataLoader(make_data(rows), batch_size=8), DataLoader(Stream(rows), batch_size=8)]
+        loaders.append(strategy.prepare(DataLoader(make_data(rows), batch_size=8)))
+        answers = [strategy.evaluate(measure, loader) for loader in loaders]
+        assert model.training
+        assert _equal(answers[0], answers[2]), "prepared or not, the bits are the same"
+        found[str(rows)], found[f"{rows} in a stream"] = answers[:2]
+    return found
+
+
+def _equal(left: dict, right: dict) -> bool:
+    return list(left) == list(right) and all(
+        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
+        for a, b in zip(left.values(), right.values(), strict=True)
+    )
+
+
+@scenario
+def nothing_to_count(strategy):
+    nothing = strategy.evaluate(lambda batch: (1, 1), DataLoader(make_data(0), batch_size=8))
+    zero = strategy.evaluate(lambda batch: {"hits": (0, 0), "rows": (1, 1)}, DataLoader(make_data(3), batch_size=8))
+    empty = strategy.evaluate(lambda batch: {}, DataLoader(make_data(3), batch_size=8))
+    return [nothing != nothing, zero["hits"] != zero["hits"], zero["rows"], empty]
+
+
+@scenario
+def many_names_and_large_sums(strategy):
+    loader = DataLoader(make_data(), batch_size=8)
+    names = strategy.evaluate(
+        lambda batch: {f"metric {n}": (n * len(batch[1]), len(batch[1])) for n in range(900)}, loader
+    )
+    assert names == {f"metric {n}": float(n) for n in range(900)}
+    large = strategy.evaluate(lambda batch: (torch.ones(300, 300, dtype=torch.bfloat16), 0.5), loader)
+    assert large.dtype == torch.float64 and large.shape == (300, 300)
+    return [float(large.min()), float(large.max())]
+
+
+@scenario
+def random_numbers_in_evaluate(strategy):
+    torch.manual_seed(11)
+    loader = DataLoader(Noisy(), batch_size=8, num_workers=2, collate_fn=shake)
+    measure = lambda batch: (batch[0].double().sum() + torch.rand(1).item() + random.random(), 1)  # noqa: E731
+    return [strategy.evaluate(measure, loader), strategy.evaluate(measure, loader), torch.rand(1).item()]
+
+
+@scenario
+def a_stream_that_draws(strategy):
+    """All workers read the same values, whatever each of them draws between two batches."""
+    found = []
+    for num_workers in (0, 1):
+        loader = DataLoader(NoisyStream(), batch_size=8, num_workers=num_workers)
+        whole = strategy.evaluate(lambda batch: (batch[0].double().sum(0) + torch.rand(1).item(), 1), loader)
+        prepared = strategy.prepare(loader)
+        rows = []
+        with torch.no_grad():
+            for x, numbers in prepared:
+                rows += [[float(number), *row.tolist()] for row, number in zip(x, numbers, strict=True)]
+                torch.rand(1 + strategy.worker)
+        gathered = torch.cat(strategy.gather(torch.tensor(rows)))
+        found += [whole, gathered[gathered[:, 0].argsort()], torch.rand(1).item()]
+    return found
+
+
+@scenario
+def collectives_are_refused_within_the_function(strategy):
+    """Also before anything has been prepared."""
+    try:
+        strategy.evaluate(lambda batch: (strategy.sum(1.0), 1), DataLoader(make_data(8), batch_size=8))
+    except MismatchError as error:
+        return "inside an evaluation loop" in str(error)
+
+
+@scenario
+def flags_are_put_back(strategy):
+    model = strategy.prepare(make_model(batch_norm=True))
+    model[1].eval()  # frozen by hand, in a model that trains
+    before = [module.training for module in model.modules()]
+    loader = DataLoader(make_data(), batch_size=8)
+    modes = []
+    strategy.evaluate(lambda batch: (modes.append(any(m.training for m in model.modules())) or 1, 1), loader)
+    after = [module.training for module in model.modules()]
+
+    def fail(batch):
+        raise KeyError("in the function")
+
+    for _ in range(2):
+        try:
+            strategy.evaluate(fail, DataLoader(make_data(12), batch_size=12))
+        except KeyError:
+            # The failing call opened an exchange that was never committed: there is nothing that others wait in.
+            pass
+    return [before == after == [module.training for module in model.modules()], any(modes), torch.is_grad_enabled()]
+
+
+WRONG = {
+    "not a sum and a count": lambda batch: 0.5,
+    "3 values, not a sum": lambda batch: (1, 2, 3),
+    "a NoneType, not a sum": lambda batch: None,
+    "a float for 'loss', not a sum": lambda batch: {"loss": 0.5},
+    "used 1 as a name": lambda batch: {1: (1, 1)},
+    "an empty string as a name": lambda batch: {"": (1, 1)},
+    "returned a str, not a number": lambda batch: ("1", 1),
+    "complex64": lambda batch: (torch.ones(1, dtype=torch.complex64), 1),
+    "a sum of shape (3,) and a count of shape (2,)": lambda batch: (torch.ones(3), torch.ones(2)),
+    "counts of": lambda batch: (1, -1),
+    "counts of nan in all": lambda batch: (1, float("nan")),
+    "for one batch and": lambda batch: (torch.ones(len(batch[1]), len(batch[1])), 1),
+    "cannot split a list": None,
+}
+
+
+@scenario
+def wrong_return_values(strategy):
+    """On every worker alike, before anybody waits: what comes afterwards still works."""
+    found = {}
+    for expected, function in WRONG.items():
+        loader = [1, 2] if function is None else DataLoader(make_data(37), batch_size=16)
+        try:
+            strategy.evaluate(function, loader)
+        except MismatchError as error:
+            found[expected] = expected in str(error) or str(error)
+    return {**found, "works": strategy.evaluate(lambda batch: (2, 1), DataLoader(make_data(), batch_size=8))}
+
+
+@scenario
+def replicas_that_measure_different_things(strategy):
+    """The last one, as nothing can be called afterwards."""
+    loader = DataLoader(make_data(4), batch_size=4)
+    try:
+        strategy.evaluate(lambda batch: {f"row {int(batch[-1][0])}": (1, 1)}, loader)
+    except MismatchError as error:
+        return "replica 2: row 2" in str(error)
