@@ -39,7 +39,8 @@ def at_most(what: str, asked: float, measured: float) -> tuple[str, str, str, bo
 
 
 def main() -> None:
-    numbers = run("all_reduce.py") | run("startup.py") | run("imports.py")
+    numbers = run("all_reduce.py") | run("torch_step.py") | run("torch_overhead.py") | run("startup.py")
+    numbers |= run("imports.py")
     reduce, startup = numbers["all_reduce_us"], numbers["startup_s"]
     rows = [at_least("all_reduce, 4 KB, handed-out buffer, against Gloo", 3, _times(reduce["4 KB"], "shared"))]
     for size in ("1 MB", "4 MB", "25 MB", "100 MB"):
@@ -66,6 +67,7 @@ def main() -> None:
     rows.append(
         ("`duoka devices`, whole command", "< 300 ms", f"{numbers['devices_ms']:.0f} ms", numbers["devices_ms"] < 300)
     )
+    rows += _torch_rows(numbers["torch_step_ms"], numbers["torch_overhead_ms"])
     text = "\n\n".join([
         "# Measured by `make bench`",
         f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns.",
@@ -73,6 +75,8 @@ def main() -> None:
         "## All-reduce of float32, two workers, microseconds",
         _all_reduce_table(reduce),
         f"Barrier: {numbers['barrier_us']['duoka']:.0f} us, Gloo {numbers['barrier_us']['gloo']:.0f} us.",
+        "## One training step of PyTorch, two workers with one thread each, milliseconds",
+        _torch_table(numbers["torch_step_ms"]),
         "## Start-up: two workers, PyTorch imported, first barrier passed",
         "\n".join(["| launcher | seconds |", "|---|---|", *(f"| {who} | {s:.2f} |" for who, s in startup.items())]),
         NOTES,
@@ -83,6 +87,9 @@ def main() -> None:
 
 NOTES = """## Notes
 
+- PyTorch: all contestants run in the same two processes, one thread each, with the same model, data, optimizer
+  and allocator settings, in turn. `half` is the plain step on half of the batch, without any communication; `alone` the
+  plain step on the whole batch on one worker, while the other one waits; `memcpy` a copy of the gradient, by both.
 - `memcpy` is libc's (through NumPy), which writes around the cache; `copy_` is PyTorch's own copy loop, which does
   not. Both workers copy at once.
 - Where the private result costs more than 1.4 libc memcpys: one core of this machine reads about 12.5 GB/s and writes
@@ -90,6 +97,39 @@ NOTES = """## Notes
   code of our own that does both at once the two times add up. Tried, and slower or equal: copying each piece out
   while it lies in the cache; every worker adding up everything straight into its own memory; adding into a small
   buffer and copying from there."""
+
+
+def _torch_rows(cases: dict, overhead: dict) -> list[tuple[str, str, str, bool]]:
+    """The bars: communication-heavy steps twice, a compute-heavy one, and what one worker costs."""
+    rows = []
+    for (case, row), asked in zip(cases.items(), (1.3, 1.2, 1.0), strict=True):
+        for peer in ("ddp", "accelerate", "fabric"):
+            ratio = row[peer] / row["duoka"]
+            rows.append((f"{case}, against {peer}", f">= {asked:g}x", f"{ratio:.2f}x", ratio >= asked))
+    mlp, resnet = (list(cases.values())[n] for n in (0, -1))
+    cost = (mlp["duoka"] - mlp["half"]) / mlp["memcpy"]
+    rows.append(
+        ("cost of the exchange in the first of these, in memcpys of the gradient", "<= 3", f"{cost:.1f}", cost <= 3)
+    )
+    gain = resnet["alone"] / resnet["duoka"]
+    rows.append(("ResNet-18, two workers against one, one thread each", ">= 1.8x", f"{gain:.2f}x", gain >= 1.8))
+    ratio = overhead["duoka"] / overhead["plain"]
+    rows.append(
+        (
+            "ResNet-18, one worker with one replica, time against the plain loop",
+            "<= 1.02x",
+            f"{ratio:.3f}x",
+            ratio <= 1.02,
+        )
+    )
+    return rows
+
+
+def _torch_table(cases: dict) -> str:
+    kinds = ["ddp", "accelerate", "fabric", "duoka", "half", "alone", "memcpy"]
+    lines = ["| step | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    lines += [f"| {case} | " + " | ".join(f"{row[kind]:.1f}" for kind in kinds) + " |" for case, row in cases.items()]
+    return "\n".join(lines)
 
 
 def _times(row: dict, kind: str) -> float:
