@@ -96,7 +96,8 @@ class WorkerSession:
 
     def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
         framework = importlib.import_module(f"duoka.frameworks.{framework_of(objects)}.adapter")
-        options = replace(options, transport=self._plan.transport)
+        is_worker = attachment() is not None
+        options = replace(options, transport=self._plan.transport, sees_only_its_card=is_worker)
         adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device, options)
         return adapter
 

@@ -38,7 +38,7 @@ class DataParallel(nn.Module):
         self.dim = dim
         self.__dict__["_splitting"] = None
         if session.num_replicas > 1:
-            place = torch.device("cuda:0" if session.device.kind == "gpu" else "cpu")
+            place = session.native_device
             self.__dict__["_splitting"] = Splitting(module, session.collective, session.seed, place, dim)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -381,7 +381,7 @@ for epoch in strategy.epochs(1):
     text = run_on_terminal(tmp_path, script)
     bars = re.findall(r"\r\x1b\[2K([^\r\n]*)", text)
     assert sum("━" in re.sub(r"\x1b\[[0-9;]*m", "", bar) for bar in bars) >= 3, text
-    assert "\r\x1b[2Ka line of the script\r\n" in text
+    assert "\r\x1b[2Ka line of the script\r\n" in text, repr(text)
     assert text.count("a line of the script") == 1
     assert re.search(r"\r\x1b\[2Kepoch 1: 5/5 batches, [\d.]+ rows/s, loss [\d.]+, [\d.]+ s\r\n", text), text
 

@@ -27,7 +27,8 @@ class Bars:
         self._tracks: list[BarTrack] = []
         self._curtains: list[tuple[str, _Curtain]] = []
         self._is_drawn = False
-        self.is_line_open = False  # the script has printed a piece of a line: that is not to be overwritten
+        self._is_line_open = False  # the script has printed a piece of a line: that is not to be overwritten
+        self._quiet_until = clock()
 
     def begin(self) -> BarTrack:
         track = BarTrack(self, self._clock, self._interval_s)
@@ -39,9 +40,16 @@ class Bars:
             self._write(_ERASE)
             self._is_drawn = False
 
+    def make_way(self, text: str) -> None:
+        """The script is about to print this."""
+        self.erase()
+        self._is_line_open = not text.endswith("\n")
+        # Not at once again: on their way to the terminal, through two pipes, the bar might overtake the text.
+        self._quiet_until = self._clock() + self._interval_s
+
     def draw(self) -> None:
         readings = [track.reading for track in self._tracks if track.reading is not None]
-        if readings and not self.is_line_open:
+        if readings and not self._is_line_open and self._clock() >= self._quiet_until:
             self._hang_curtains()
             self._write(_ERASE + self._render(readings))
             self._is_drawn = True
@@ -50,8 +58,8 @@ class Bars:
         """This loop is over: its last line stays, and the others go on below."""
         self.erase()
         self._tracks.remove(track)
-        start = "\n" if self.is_line_open else ""
-        self.is_line_open = False
+        start = "\n" if self._is_line_open else ""
+        self._is_line_open = False
         self._write(f"{start}{last.line}, {tell_duration(last.seconds)}\n")
         if self._tracks:
             self.draw()
@@ -128,8 +136,7 @@ class _Curtain:
 
     def write(self, text: str) -> Any:
         if text:
-            self._bars.erase()
-            self._bars.is_line_open = not text.endswith("\n")
+            self._bars.make_way(text)
         return self.stream.write(text)
 
     def writelines(self, lines: Any) -> None:

@@ -37,6 +37,7 @@ class Options:
     exact: bool | None = None  # None: where it costs nothing
     sync_batchnorm: bool = False
     transport: str = "shm"
+    sees_only_its_card: bool = True  # a worker of a run does; a process alone sees all of them
 
 
 class Evaluation(Protocol):

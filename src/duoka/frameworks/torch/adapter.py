@@ -21,6 +21,7 @@ from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.backward import listen_to_backward
 from duoka.frameworks.torch.contributions import Contributions, Pending, mean_of, tree_sum, weighed
 from duoka.frameworks.torch.determinism import use_deterministic_kernels
+from duoka.frameworks.torch.devices import native
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
@@ -335,8 +336,7 @@ def _without_none(values: list[Any]) -> list[Any]:
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> TorchAdapter:
-    # A worker sees its own card only, so a card is always the first one here.
-    place = torch.device("cuda:0" if device.kind == "gpu" else "cpu")
+    place = native(device, is_only_card=options.sees_only_its_card)
     if options.exact:
         use_deterministic_kernels()
     return TorchAdapter(carry_tensors(collective, place, options), seed, place, options)

@@ -85,7 +85,14 @@ class PreparedLoader:
         self._check_batch_size()
         self._epoch += 1
         self._hooks.begin_loop()
-        return self._run(self._stream() if self._is_stream else self._indexed())
+        return self._walk()
+
+    def _walk(self) -> Iterator[Any]:
+        try:
+            yield from self._run(self._stream() if self._is_stream else self._indexed())
+        finally:
+            if self._source is not None:
+                self._source.end()
 
     def _check_batch_size(self) -> None:
         size = self._loader.batch_size

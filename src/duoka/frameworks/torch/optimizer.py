@@ -1,6 +1,6 @@
 """Optimizers, schedulers and scalers that do something only when the batch is complete.
 
-The methods are replaced on the object itself: its class, its state and what it saves stay as they are.
+They stay the same objects, and what they save stays as it is.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from duoka.frameworks.torch.loop import Loop
 
 
 def hold_back(thing: Any, names: tuple[str, ...], loop: Loop, title: str) -> None:
-    """Make these methods no-ops in bodies that do not complete their batch."""
-    for name in names:
-        is_update = name == "step" and isinstance(thing, torch.amp.GradScaler)
-        setattr(thing, name, _only_when_complete(getattr(thing, name), loop, f"{title} {name}", is_update))
+    """Make these methods no-ops in bodies that do not complete their batch.
+
+    By a class of its own: a scheduler saves whatever it finds among its attributes, and loads it back.
+    """
+    kind = type(thing)
+    is_scaler = isinstance(thing, torch.amp.GradScaler)
+    methods: dict[str, Any] = {
+        name: _only_when_complete(getattr(kind, name), loop, f"{title} {name}", is_scaler and name == "step")
+        for name in names
+    }
+    thing.__class__ = type(kind.__name__, (kind,), methods | {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def _only_when_complete(method: Callable[..., Any], loop: Loop, call: str, is_update: bool) -> Callable[..., Any]:

@@ -35,6 +35,10 @@ class Source:
     def begin(self, batches: list[list[Any]], epoch: int) -> None:
         self._batches, self._epoch, self._ahead = batches, epoch, None
 
+    def end(self) -> None:
+        """Let the loader's processes end now: at the end of the program they would be killed."""
+        self._ahead = None
+
     def load(self, position: int, unit: Unit) -> Any:
         if self._ahead is None or not self._expected or self._expected[-1] != (position, unit):
             self._look_ahead(position, unit)
