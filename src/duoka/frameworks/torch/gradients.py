@@ -7,7 +7,6 @@ this worker have deposited theirs, the round is committed, and `p.grad` shows th
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError, WorkerLost
 from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.loop import Body, Loop
-from duoka.frameworks.torch.note import Note, compare_stories, tell_story
+from duoka.frameworks.torch.note import Note, Notes, tell_story
+from duoka.frameworks.torch.outside import Outside
 from duoka.frameworks.torch.rounds import Round
+from duoka.frameworks.torch.sparse import as_sparse, write_sparse
 from duoka.frameworks.torch.statistics import Statistics, as_bytes
-
-_LARGEST_DIGEST_BYTES = 1 << 20
 
 
 class Gradients:
@@ -44,10 +43,11 @@ class Gradients:
         self._statistics = Statistics([])
         self._hooks: list[Any] = []
         self._rounds: list[Round] = []
-        self._outside: Round | None = None
+        self._outside: Outside | None = None
         self._grads_at_start: list[torch.Tensor | None] = []
         self._not_exchanged: set[int] = set()  # parameters with a gradient from a backward outside of bodies
         self._values_of_moved: dict[int, torch.Tensor] = {}
+        self._digest_at_start = 0
         self._depth = 0
         self.accumulation = Accumulation()
         self.moving: set[Any] = set()  # buffers that some body has changed: they travel
@@ -89,6 +89,7 @@ class Gradients:
             for parameter in self._parameters:
                 parameter.grad = None  # what came before is kept in sums of its own
         self._grads_at_start = [parameter.grad for parameter in self._parameters]
+        self._digest_at_start = self._statistics.digest()
         for round in self._rounds:
             round.forget()
 
@@ -147,6 +148,10 @@ class Gradients:
         """The backward raised: nothing of it counts."""
         self._depth -= 1
 
+    def last_story(self) -> str:
+        """What the bodies of the last batch did, at the end of a loop: no gradient follows to carry it."""
+        return tell_story(self.last_calls, [], self._rates())
+
     def end_batch(self) -> None:
         self.accumulation.end_batch(self._loop.is_due)
 
@@ -166,7 +171,7 @@ class Gradients:
             self._set_aside(round, index)
             round.taken.add(index)
         if gradient.layout == torch.sparse_coo:
-            self._take_sparse(round, slots, index, gradient, body.gradient_weight, is_first)
+            write_sparse(gradient, body.gradient_weight, slot, round.touched(body.replica, index), is_first)
         elif not is_first:
             slot.add_(gradient * body.gradient_weight)  # a re-entrant backward came here before
         elif body.gradient_weight == 0:
@@ -175,30 +180,6 @@ class Gradients:
             torch.mul(gradient, body.gradient_weight, out=slot)
         else:
             slot.copy_(gradient).mul_(body.gradient_weight)
-
-    def _take_sparse(
-        self,
-        round: Round,
-        slots: list[torch.Tensor],
-        index: int,
-        gradient: torch.Tensor,
-        weight: float,
-        is_first: bool,
-    ) -> None:
-        """The rows go where they belong; a mask beside it says which rows were touched, if only by zeros."""
-        slot = slots[index]
-        touched = slots[round.touched_at[index]] if index in round.touched_at else None
-        if is_first:
-            slot.zero_()
-            if touched is not None:
-                touched.zero_()
-        if weight == 0:
-            return
-        gradient = gradient.coalesce()
-        rows = gradient.indices()[0]
-        slot[rows] += gradient.values().to(slot.dtype) * weight
-        if touched is not None:
-            touched[rows] = 1
 
     def _set_aside(self, round: Round, index: int) -> None:
         """Keep what p.grad held. Autograd would add to it in place; so it hands over this backward's gradient alone."""
@@ -220,44 +201,25 @@ class Gradients:
 
     def _deposit(self, round: Round, body: Body) -> None:
         assert round.exchange is not None
-        self._write_rest(round, body.replica, body.weight if body.rows else 0.0)
+        round.write_rest(body.replica, body.weight if body.rows else 0.0)
         moved = self._statistics.moved()
         if body.replica == 0:
             self._values_of_moved = {n: self._statistics.still[n].tensor.clone() for n in moved}
-        others = self._statistics.digest_others() if self._statistics.other_bytes <= _LARGEST_DIGEST_BYTES else 0
         note = Note(
             body.counted if body.is_counted else body.gradient_weight,
             body.is_counted,
             body.is_nan,
             tell_story(self.last_calls, body.calls, self._rates()),
-            self._used(round),
-            others,
+            round.used_here(),
+            self._statistics.digest_others(),
             tuple(moved),
+            self._digest_at_start,
         )
         packed = note.pack()
         round.exchange.deposit(body.replica, packed)
         for replica in body.replicas[1:]:
             round.fill_with_zeros(replica)
             round.exchange.deposit(replica, note.without_weight().pack())
-
-    def _write_rest(self, round: Round, replica: int, weight: float) -> None:
-        """What no hook has written: unused parameters and buffers."""
-        slots = round.slots(replica)
-        for index in range(len(self._parameters)):
-            if index not in round.taken:
-                slots[index].zero_()
-                if index in round.touched_at:
-                    slots[round.touched_at[index]].zero_()
-        for slot, place in zip(slots[len(self._parameters) :], self._statistics.merged, strict=False):
-            slot.copy_(place.tensor).mul_(weight) if weight else slot.zero_()
-        if self._statistics.others:
-            place = round.others(replica)
-            self._statistics.write_others(place) if replica == 0 else place.zero_()
-
-    def _used(self, round: Round) -> np.ndarray:
-        used = np.zeros(len(self._parameters), bool)
-        used[list(round.taken)] = True
-        return used
 
     def _commit(self, round: Round, body: Body) -> None:
         exchange = round.exchange
@@ -269,15 +231,14 @@ class Gradients:
                 raise self._cannot_redo()
             self._show_own(round)
             return
-        notes = [Note.unpack(note, len(self._parameters)) for note in exchange.notes]
-        compare_stories([note.story for note in notes], self._loop.step)
-        used, divisor = self._read_notes(notes)
-        round.take_results(divisor, is_changed=self.accumulation.num_batches > 1)
-        round.used, round.count = used, divisor or float(body.total_rows)
+        notes = Notes(exchange.notes, len(self._parameters), self._loop.step)
+        notes.tell(self._tell, self._names, [place.name for place in self._statistics.others])
+        round.take_results(notes.divisor, is_changed=self.accumulation.num_batches > 1)
+        round.used, round.count = notes.used, notes.divisor or float(body.total_rows)
         self._fold_into_accumulation(round, is_first_round=body.backwards == 1)
         self._show_sum(round, round.used)
         round.take_statistics()
-        self._agree_on_moved(notes)
+        self._agree_on_moved(notes.moved)
 
     def _fold_into_accumulation(self, round: Round, is_first_round: bool) -> None:
         if self.accumulation.num_batches == 1:
@@ -296,32 +257,9 @@ class Gradients:
             do="start again from the last checkpoint.",
         )
 
-    def _read_notes(self, notes: Sequence[Note]) -> tuple[np.ndarray, float | None]:
-        """Which parameters got a gradient in any replica, and what to divide by when the user gave counts."""
-        used = np.logical_or.reduce([note.used for note in notes])
-        everywhere = np.logical_and.reduce([note.used for note in notes])
-        if not np.array_equal(used, everywhere):
-            names = [name for name, anywhere, all in zip(self._names, used, everywhere, strict=True) if anywhere > all]
-            more = f" and {len(names) - 5} more" if names[5:] else ""
-            self._tell(f"no gradient from some replicas, counted as zero: {', '.join(names[:5])}{more}", "unused")
-        if nan := [replica for replica, note in enumerate(notes) if note.is_nan]:
-            text = f"the loss of replica {nan[0]} is NaN at step {self._loop.step}, and with it the whole gradient"
-            self._tell(text, "nan")
-        if len({note.others for note in notes if note.weight}) > 1:
-            names = sorted({place.name for place in self._statistics.others})
-            self._tell(f"buffers differ between replicas, and replica 0's count: {', '.join(names[:5])}", "buffers")
-        if not any(note.is_counted for note in notes):
-            return used, None
-        if not all(note.is_counted for note in notes):
-            raise MismatchError(
-                f"At step {self._loop.step} some replicas gave a count with strategy.weigh and others did not.",
-                do="call strategy.weigh in every loop body, also when the count is zero.",
-            )
-        return used, float(sum(note.weight for note in notes)) or 1.0
-
-    def _agree_on_moved(self, notes: Sequence[Note]) -> None:
+    def _agree_on_moved(self, moved: Sequence[int]) -> None:
         """Buffers that stood still until now, and were changed by some body: replica 0's value, and they travel on."""
-        for position in sorted({n for note in notes for n in note.moved}):
+        for position in moved:
             place = self._statistics.still[position]
             value = self._values_of_moved.get(position, self._statistics.still_value(position))
             received = self._collective.broadcast(as_bytes(value).cpu().numpy())
@@ -346,7 +284,7 @@ class Gradients:
             view = round.views[index]
             total = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
             if index in round.touched_at:
-                total = _as_sparse(total, round.views[round.touched_at[index]])
+                total = as_sparse(total, round.views[round.touched_at[index]])
             parameter.grad = total if base is None else base.add_(total)
 
     def check_before_step(self, optimizer: Any) -> None:
@@ -363,55 +301,25 @@ class Gradients:
                     name = "" if index is None else f" ({self._names[index]})"
                     raise _not_exchanged(f"parameter {position} of group {number}{name}", parameter)
 
-    # Steps outside of prepared loops.
-
     def exchange_outside(self, optimizer: Any) -> None:
-        """A step on batches of the user's own: the mean over workers, each of which must have had other rows."""
+        """Before a step outside of prepared loops: gradients that no body has exchanged become means over workers."""
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 if parameter.grad is not None and id(parameter) not in self._index:
                     raise _not_exchanged(f"parameter {position} of group {number}", parameter)
         if not self._not_exchanged:
             return
-        if len(self._collective.replicas) > 1:
-            raise _unprepared(f"{len(self._collective.replicas)} replicas run on this worker, and one batch came")
-        is_first = self._outside is None
         if self._outside is None:
-            self._outside = Round(self._collective, self._parameters, self._statistics, self._sparse)
-        round, replica = self._outside, self._collective.replicas[0]
-        round.forget()
-        round.taken = {n for n, parameter in enumerate(self._parameters) if parameter.grad is not None}
-        round.bases = dict.fromkeys(round.taken)
-        exchange = round.open(f"of step {self._loop.batch}, outside of a prepared loop,")
-        slots, digest = round.slots(replica), 0
-        for index in sorted(round.taken):
-            gradient = self._parameters[index].grad
-            assert gradient is not None
-            digest = zlib.crc32(as_bytes(gradient.to_dense()).cpu().numpy(), digest) if is_first else 0
-            if gradient.layout == torch.sparse_coo:
-                self._take_sparse(round, slots, index, gradient, 1 / self._collective.num_replicas, True)
-            else:
-                slots[index].copy_(gradient).div_(self._collective.num_replicas)
-        self._write_rest(round, replica, 1 / self._collective.num_replicas)
-        story = tell_story([], ["step"], self._rates())
-        exchange.deposit(replica, Note(1.0, False, False, story, self._used(round), digest).pack())
-        if not exchange.commit():
+            round = Round(self._collective, self._parameters, self._statistics, self._sparse)
+            self._outside = Outside(self._collective, self._loop, round, self._parameters)
+        notes = self._outside.exchange(self._rates())
+        if notes is None:
             raise self._cannot_redo()
-        notes = [Note.unpack(note, len(self._parameters)) for note in exchange.notes]
-        compare_stories([note.story for note in notes], self._loop.step)
-        if is_first and len({note.others for note in notes}) == 1:
-            raise _unprepared("the first gradient is the same on all workers: they have loaded the same batch")
-        round.take_results(None, is_changed=False)
-        self._show_sum(round, np.logical_or.reduce([note.used for note in notes]))
-        round.take_statistics()
+        self._show_sum(self._outside.round, notes.used)
+        self._outside.round.take_statistics()
         self._collective.end_step()
         self._loop.batch += 1
         self._loop.step += 1
-
-
-def _as_sparse(dense: torch.Tensor, touched: torch.Tensor) -> torch.Tensor:
-    rows = touched.nonzero().reshape(1, -1)
-    return torch.sparse_coo_tensor(rows, dense[rows[0]], dense.shape, is_coalesced=True, check_invariants=False)
 
 
 def _not_exchanged(which: str, parameter: torch.Tensor) -> MismatchError:
@@ -419,12 +327,4 @@ def _not_exchanged(which: str, parameter: torch.Tensor) -> MismatchError:
         f"The optimizer has a gradient that was exchanged with nobody: {which}, shape {tuple(parameter.shape)}.",
         why="it belongs to no prepared model, was frozen at the start of this batch, or was set by hand.",
         do="pass its model to strategy.prepare, and change layers between batches.",
-    )
-
-
-def _unprepared(why: str) -> MismatchError:
-    return MismatchError(
-        "The model is prepared, but the batches that train it come from a loader that is not.",
-        why=f"{why}.",
-        do="pass the DataLoader to strategy.prepare too; without one, let each worker load rows of its own.",
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from duoka.errors import MismatchError
 
-_HEAD = struct.Struct("<d??IHH")
+_HEAD = struct.Struct("<d??IIHH")
 _LONGEST_STORY = 600
 
 
@@ -24,10 +24,12 @@ class Note:
     used: np.ndarray  # which parameters got a gradient
     others: int = 0  # a digest of the buffers of which replica 0's count
     moved: tuple[int, ...] = ()  # buffers that it changed, and that do not travel yet
+    start: int = 0  # a digest of the buffers that the batch began with
 
     def pack(self) -> bytes:
         story, moved = self.story.encode(), np.array(self.moved, np.uint16)
-        head = _HEAD.pack(self.weight, self.is_counted, self.is_nan, self.others, len(story), len(moved))
+        flags = self.weight, self.is_counted, self.is_nan
+        head = _HEAD.pack(*flags, self.others, self.start, len(story), len(moved))
         return head + story + moved.tobytes() + (b"" if self.used.all() else np.packbits(self.used).tobytes())
 
     def without_weight(self) -> Note:
@@ -36,7 +38,7 @@ class Note:
 
     @classmethod
     def unpack(cls, data: bytes, num_parameters: int) -> Note:
-        weight, is_counted, is_nan, others, story_length, num_moved = _HEAD.unpack_from(data)
+        weight, is_counted, is_nan, others, start, story_length, num_moved = _HEAD.unpack_from(data)
         story_end = _HEAD.size + story_length
         moved_end = story_end + 2 * num_moved
         story, bits = data[_HEAD.size : story_end], data[moved_end:]
@@ -45,7 +47,7 @@ class Note:
             used = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_parameters).astype(bool)
         else:
             used = np.ones(num_parameters, bool)
-        return cls(weight, is_counted, is_nan, story.decode(errors="replace"), used, others, moved)
+        return cls(weight, is_counted, is_nan, story.decode(errors="replace"), used, others, moved, start)
 
 
 def tell_story(last_calls: Sequence[str], calls: Sequence[str], rates: Iterable[float]) -> str:
@@ -74,3 +76,48 @@ def compare_stories(stories: Sequence[str], step: int) -> None:
         do="let every body call the same things: count with strategy.enumerate or strategy.step, pass schedulers to"
         " strategy.prepare, leave a batch out on all replicas or on none.",
     )
+
+
+class Notes:
+    """All replicas' notes of one exchange. Everybody draws the same conclusions from them."""
+
+    def __init__(self, packed: Sequence[bytes], num_parameters: int, step: int) -> None:
+        self._notes = [Note.unpack(note, num_parameters) for note in packed]
+        self._step = step
+        compare_stories([note.story for note in self._notes], step)
+        self.used = np.logical_or.reduce([note.used for note in self._notes])
+        self.moved = sorted({position for note in self._notes for position in note.moved})
+        self.divisor = self._sum_of_counts()
+
+    def _sum_of_counts(self) -> float | None:
+        """What to divide by when the user gave counts."""
+        if not any(note.is_counted for note in self._notes):
+            return None
+        if not all(note.is_counted for note in self._notes):
+            raise MismatchError(
+                f"At step {self._step} some replicas gave a count with strategy.weigh and others did not.",
+                do="call strategy.weigh in every loop body, also when the count is zero.",
+            )
+        return float(sum(note.weight for note in self._notes)) or 1.0
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all replicas sent the same digest."""
+        return len({note.others for note in self._notes}) == 1
+
+    def tell(self, tell: Callable[[str, str], None], names: Sequence[str], buffers: Sequence[str]) -> None:
+        """Say once what a user should know of."""
+        everywhere = np.logical_and.reduce([note.used for note in self._notes])
+        if not np.array_equal(self.used, everywhere):
+            unused = [names[int(index)] for index in np.flatnonzero(self.used & ~everywhere)]
+            more = f" and {len(unused) - 5} more" if unused[5:] else ""
+            tell(f"no gradient from some replicas, counted as zero: {', '.join(unused[:5])}{more}", "unused")
+        if nan := [replica for replica, note in enumerate(self._notes) if note.is_nan]:
+            text = f"the loss of replica {nan[0]} is NaN at step {self._step}, and with it the whole gradient"
+            tell(text, "nan")
+        if len({note.start for note in self._notes}) > 1:
+            text = "running statistics or other buffers were changed after the last backward of a batch, and differ"
+            tell(f"{text} between workers; forward passes in training mode belong before it", "late buffers")
+        if len({note.others for note in self._notes if note.weight}) > 1:
+            known = ", ".join(sorted(set(buffers))[:5])
+            tell(f"buffers differ between replicas, and replica 0's count: {known}", "buffers")

@@ -78,6 +78,10 @@ class Round:
             self._slots[replica] = self._layout.views(flats)
         return self._slots[replica]
 
+    def touched(self, replica: int, index: int) -> torch.Tensor | None:
+        """Where a replica says which rows of a sparse gradient it has touched."""
+        return self._views(replica)[self.touched_at[index]] if index in self.touched_at else None
+
     def others(self, replica: int) -> torch.Tensor:
         assert self.exchange is not None
         return torch.as_tensor(self.exchange.slot(self.buffers[-1], replica))
@@ -91,6 +95,26 @@ class Round:
         if self.statistics.others:
             self.others(replica).zero_()
         self._zeros.add(replica)
+
+    def write_rest(self, replica: int, weight: float) -> None:
+        """Write what no gradient came for: zeros for unused parameters, and the buffers."""
+        slots = self.slots(replica)
+        for index in range(self._num_parameters):
+            if index not in self.taken:
+                slots[index].zero_()
+                if index in self.touched_at:
+                    slots[self.touched_at[index]].zero_()
+        for slot, place in zip(slots[self._num_parameters :], self.statistics.merged, strict=False):
+            slot.copy_(place.tensor).mul_(weight) if weight else slot.zero_()
+        if self.statistics.others:
+            others = self.others(replica)
+            self.statistics.write_others(others) if replica == 0 else others.zero_()
+
+    def used_here(self) -> np.ndarray:
+        """Which parameters got a gradient in this body."""
+        used = np.zeros(self._num_parameters, bool)
+        used[list(self.taken)] = True
+        return used
 
     def take_results(self, divisor: float | None, *, is_changed: bool) -> None:
         """Take the sums out of the exchange. Users may change what p.grad shows; nobody else sees it.

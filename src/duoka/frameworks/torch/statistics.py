@@ -17,6 +17,7 @@ from torch import nn
 # Layers whose running statistics are means over rows, so that their weighted mean makes sense.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase,)
 _MERGED = ("running_mean", "running_var")
+_LARGEST_DIGEST_BYTES = 1 << 20
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -123,10 +124,21 @@ class Statistics:
 
     def digest_others(self) -> int:
         """To see whether replicas differ in what only replica 0 passes on."""
-        digest = 0
-        for other in self.others:
-            digest = zlib.crc32(as_bytes(other.tensor).cpu().numpy(), digest)
-        return digest
+        return _digest(self.others)
+
+    def digest(self) -> int:
+        """To see whether replicas start a step from the same values."""
+        return _digest([*self.merged, *self.others])
+
+
+def _digest(places: Sequence[Place]) -> int:
+    """Zero for what would take too long."""
+    if sum(place.tensor.nbytes for place in places) > _LARGEST_DIGEST_BYTES:
+        return 0
+    digest = 0
+    for place in places:
+        digest = zlib.crc32(as_bytes(place.tensor).cpu().numpy(), digest)
+    return digest
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

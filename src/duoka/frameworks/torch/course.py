@@ -1,0 +1,160 @@
+"""The course of a loop: what happens when a batch begins, a body ends, the loop is left. Loaders tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from duoka.collectives.collective import Collective
+from duoka.data.shares import share
+from duoka.errors import DuokaError, MismatchError
+from duoka.frameworks.torch.contributions import Contributions
+from duoka.frameworks.torch.evaluation import Evaluation
+from duoka.frameworks.torch.gradients import Gradients
+from duoka.frameworks.torch.loop import Body, Loop
+from duoka.frameworks.torch.note import compare_stories
+from duoka.frameworks.torch.shapes import fix_shapes
+from duoka.frameworks.torch.sparse import sparse_parameters
+from duoka.frameworks.torch.statistics import Statistics, is_batch_norm
+
+
+class Course:
+    def __init__(
+        self,
+        collective: Collective,
+        loop: Loop,
+        gradients: Gradients,
+        contributions: Contributions,
+        evaluation: Evaluation,
+        models: list[nn.Module],
+        tell_once: Callable[[str], None],
+        *,
+        is_synced: bool,
+    ) -> None:
+        self._collective = collective
+        self._loop = loop
+        self._gradients = gradients
+        self._contributions = contributions
+        self.evaluation = evaluation
+        self._models = models
+        self.tell_once = tell_once
+        self._is_synced = is_synced
+        self._signature: tuple[Any, ...] = ()
+        self._statistics = Statistics([])
+        self._saved_statistics: list[torch.Tensor] = []
+        self._calls: tuple[int, list[str]] | None = None  # of the first body of this batch
+        self._left: DuokaError | None = None
+
+    def is_evaluating(self) -> bool:
+        return not torch.is_grad_enabled() or (bool(self._models) and not any(m.training for m in self._models))
+
+    def begin_loop(self) -> None:
+        self.evaluation.forget_open_loops()
+        if self._left is not None:
+            raise self._left
+
+    def begin_batch(self, num_rows: int, is_last: bool) -> None:
+        self.rescan()
+        self._calls = None
+        if self._loop.is_managed:
+            fix_shapes()
+            self._check_single_rows(num_rows)
+            self._loop.is_due = self._gradients.accumulation.is_due(is_last)
+            self._gradients.begin_batch()
+            self._saved_statistics = self._statistics.save()
+
+    def rescan(self) -> None:
+        """Layers may have been frozen, unfrozen or added since the last batch."""
+        if not self._loop.is_managed:
+            return
+        named: dict[int, tuple[str, nn.Parameter]] = {}
+        for model in self._models:
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    named.setdefault(id(parameter), (name, parameter))
+        statistics = Statistics(self._models, self._gradients.moving, is_synced=self._is_synced)
+        signature = (tuple(named), statistics.signature)
+        if signature != self._signature:
+            self._signature = signature
+            self._statistics = statistics
+            self._gradients.watch(list(named.values()), sparse_parameters(self._models), statistics)
+
+    def _check_single_rows(self, num_rows: int) -> None:
+        if self._is_synced or self._collective.num_replicas == 1:
+            return
+        shares = {len(share(num_rows, self._collective.num_replicas, r)) for r in range(self._collective.num_replicas)}
+        if 1 in shares and any(self._uses_batch_norm(model) for model in self._models):
+            raise MismatchError(
+                f"At step {self._loop.step} a replica has a single row, and the model has BatchNorm in training mode.",
+                why=f"{num_rows} rows are split between {self._collective.num_replicas} replicas, and the variance of"
+                " one row is not defined.",
+                do="use drop_last=True in the DataLoader, fewer replicas, or sync_batchnorm=True.",
+            )
+
+    @staticmethod
+    def _uses_batch_norm(model: nn.Module) -> bool:
+        return any(is_batch_norm(module) and module.training for module in model.modules())
+
+    def begin_body(self, is_first: bool) -> None:
+        if not self._loop.is_managed:
+            return
+        if not is_first:
+            self._gradients.begin_later_body()
+            self._statistics.restore(self._saved_statistics)
+        self._statistics.watch_still()
+
+    def end_body(self, body: Body) -> None:
+        if not self._loop.is_managed or body.is_discarded:
+            return
+        if self._calls is None:
+            self._calls = body.replica, body.calls
+        elif self._calls[1] != body.calls:
+            other, calls = self._calls
+            raise MismatchError(
+                f"At step {self._loop.step} the bodies of replicas {other} and {body.replica} did not do the same.",
+                why=f"replica {other}: {', '.join(calls) or 'nothing'}\n"
+                f"replica {body.replica}: {', '.join(body.calls) or 'nothing'}",
+                do="let every body call the same things: count with strategy.enumerate or strategy.step, guard what"
+                " runs once per batch with `if strategy.stepped:`, leave a batch out on all replicas or on none.",
+            )
+
+    def end_batch(self) -> None:
+        self._contributions.settle(self._collective)
+        if self._loop.is_managed:
+            self._gradients.last_calls = [] if self._calls is None else self._calls[1]
+            self._gradients.end_batch()
+        self._collective.end_step()
+        self._loop.batch += 1
+        self._loop.step += self._loop.is_due
+
+    def leave_batch(self, body: Body) -> None:
+        """The user's loop was left by `break`, `return` or an error. A complete batch counts, another one does not."""
+        try:
+            if self._loop.is_complete or not self._loop.is_managed:
+                self.end_body(body)
+                self.end_batch()
+            elif self._calls is not None or body.backwards:
+                self._left = MismatchError(
+                    f"At step {self._loop.step} the loop was left in the middle of a batch.",
+                    why=f"replica {body.replica} had run, others of this worker had not; the batch was not counted.",
+                    do="leave the loop on strategy.step or strategy.enumerate, which count whole batches.",
+                )
+                self.tell_once(str(self._left))
+        except DuokaError as error:  # nothing can be raised from here: it is the next loop that hears of it
+            self._left = error
+
+    def end_loop(self) -> None:
+        """The loader is at its end. What the last bodies called is compared here: no gradient follows to carry it."""
+        if not self._loop.is_managed or len(self._collective.workers) == 1:
+            return
+        story = self._gradients.last_story()
+        exchange = self._collective.exchange([], f"at the end of a loop, after {self._loop.batch} batches")
+        is_committed = False
+        while not is_committed:
+            for replica in exchange.missing:
+                exchange.deposit(replica, story.encode())
+            is_committed = exchange.commit()
+        compare_stories([note.decode() for note in exchange.notes], self._loop.step)
