@@ -18,13 +18,19 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 	$(PIP) install -c constraints.txt -e ".[dev]"
 	@touch $@
 
-# What the tests need. torch comes first and by its exact version: a looser requirement pulls the CUDA build.
-.venv/.frameworks: .venv/.tools
+# What the demo and the examples need. torch comes first and by its exact version: a looser requirement pulls the CUDA
+# build.
+.venv/.examples: .venv/.base
 	$(PIP) install torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) install -c constraints.txt -e ".[examples]"
+	@touch $@
+
+# What the tests need.
+.venv/.frameworks: .venv/.tools .venv/.examples
 	$(PIP) install -c constraints.txt tensorflow-cpu keras jax accelerate lightning-fabric
 	@touch $@
 
-demo: .venv/.base
+demo: .venv/.examples
 	$(BIN)/python examples/demo.py
 
 check: .venv/.tools

@@ -47,14 +47,11 @@ def test_digits_on_one_and_two_workers_end_with_equal_weights(tmp_path):
     assert first == second
 
 
-def test_digits_as_a_plain_script_learn(tmp_path):
-    text = run(tmp_path, PYTHON, "digits/before.py", "--epochs", "6")
-    assert numbers_after("accuracy", text)[0] > 70
-
-
-def test_the_demo_shows_equal_bits_on_one_two_and_four_workers(tmp_path):
-    text = run(tmp_path, PYTHON, "demo.py", "--epochs", "1", timeout_s=150)
-    hashes = dict(re.findall(r"^(\S.*?)  +[\d.]+ +[\d.]+ % +[\d.]+   ([0-9a-f]{12})$", text, re.MULTILINE))
+def test_the_demo_shows_equal_bits_on_one_two_and_four_workers_and_that_all_of_them_learn(tmp_path):
+    text = run(tmp_path, PYTHON, "demo.py", "--epochs", "5", timeout_s=150)
+    rows = re.findall(r"^(\S.*?)  +[\d.]+ +([\d.]+) % +[\d.]+   ([0-9a-f]{12})$", text, re.MULTILINE)
+    assert min(float(accuracy) for _, accuracy, _ in rows) > 50
+    hashes = {name: sha256 for name, _, sha256 in rows}
     plain = hashes.pop("plain script, no Duoka")
     assert list(hashes) == ["4 replicas on 1 worker", "4 replicas on 2 workers", "4 replicas on 4 workers"]
     assert len(set(hashes.values())) == 1
@@ -90,15 +87,17 @@ def test_gpt_has_the_losses_of_the_plain_script_although_replicas_hold_different
 @pytest.mark.parametrize(("script", "command"), [("before", PYTHON), ("after", on_workers(2, 4))])
 def test_cifar_goes_on_from_its_newest_checkpoint(tmp_path, script, command):
     options = ("--width", "16", "--decay-epochs", "1", "--checkpoints", str(tmp_path / "saved"))
-    first = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "2", *options)
-    second = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "3", *options)
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["epoch-0001", "epoch-0002", "epoch-0003"]
-    assert numbers_after("learning rate", first) == [0.02, 0.01]
+    first = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "1", *options)
+    second = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "2", *options)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["epoch-0001", "epoch-0002"]
+    assert numbers_after("learning rate", first) == [0.02]
     assert re.findall(r"step 10 .* \d+ images/s\n", first)
     assert "going on from" not in first
-    assert f"going on from {tmp_path / 'saved' / 'epoch-0002'}" in second
-    assert numbers_after("learning rate", second) == [0.005]
-    assert numbers_after("loss", second)[0] < min(numbers_after("loss", first))
+    assert f"going on from {tmp_path / 'saved' / 'epoch-0001'}" in second
+    assert re.findall(r"epoch (\d)  loss", second) == ["1"]
+    assert numbers_after("learning rate", second) == [0.01]
+    # A model that started anew at this learning rate would end where the first one did.
+    assert numbers_after("loss", second)[0] < numbers_after("loss", first)[0] - 0.01
 
 
 # MobileNetV2.

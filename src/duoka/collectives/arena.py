@@ -25,8 +25,6 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
-_MADV_DONTNEED = 4
-_MADV_POPULATE_READ = 22
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 Bytes = NDArray[np.uint8]
@@ -92,26 +90,6 @@ class Piece:
             return self.bytes[offset : offset + nbytes]
         return _map(self._fd, [(self.offset + offset, nbytes) for offset, nbytes in ranges])
 
-    def stitch_privately(self, ranges: Sequence[tuple[int, int]]) -> PrivateView:
-        """The same, but what is written there stays with this process."""
-        if self._fd is None:
-            return PrivateView(None, self.stitch(ranges))
-        mapping = _Mapping(self._fd, [(self.offset + offset, nbytes) for offset, nbytes in ranges], is_private=True)
-        return PrivateView(mapping, np.asarray(mapping))
-
-
-class PrivateView:
-    """Shared memory as one process sees it: a page that it writes becomes its own, until `refresh`."""
-
-    def __init__(self, mapping: _Mapping | None, data: Bytes) -> None:
-        self._mapping = mapping
-        self.bytes = data
-
-    def refresh(self) -> None:
-        """Forget what was written here: everything shows the shared memory again."""
-        if self._mapping is not None:
-            self._mapping.drop_pages()
-
 
 def _map(fd: int, ranges: Sequence[tuple[int, int]]) -> Bytes:
     return np.asarray(_Mapping(fd, ranges))
@@ -125,16 +103,15 @@ class _Mapping:
 
     _address = 0
 
-    def __init__(self, fd: int, ranges: Sequence[tuple[int, int]], *, is_private: bool = False) -> None:
+    def __init__(self, fd: int, ranges: Sequence[tuple[int, int]]) -> None:
         self._nbytes = sum(nbytes for _, nbytes in ranges)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         # Without access: writable, it would count against a memory limit, if only until it is mapped over.
         self._address = _mmap(None, self._nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         place = self._address
         for offset, nbytes in ranges:
-            # A private page that is populated is copied at once: there it is left to the first reader.
-            kind = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            _mmap(place, nbytes, protection, kind | _MAP_FIXED, fd, offset)
+            populate = getattr(mmap, "MAP_POPULATE", 0)
+            _mmap(place, nbytes, protection, mmap.MAP_SHARED | _MAP_FIXED | populate, fd, offset)
             place += nbytes
         self.__array_interface__ = {
             "data": (self._address, False),
@@ -142,11 +119,6 @@ class _Mapping:
             "typestr": "|u1",
             "version": 3,
         }
-
-    def drop_pages(self) -> None:
-        _LIBC.madvise(ctypes.c_void_p(self._address), ctypes.c_size_t(self._nbytes), _MADV_DONTNEED)
-        # Read in all pages at once: cheaper than a fault for every sixteen of them. Older kernels refuse; no harm.
-        _LIBC.madvise(ctypes.c_void_p(self._address), ctypes.c_size_t(self._nbytes), _MADV_POPULATE_READ)
 
     def __del__(self) -> None:
         if self._address:

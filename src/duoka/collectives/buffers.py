@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from duoka.collectives.arena import PAGE, Arena, PrivateView, round_to_pages
+from duoka.collectives.arena import PAGE, Arena, round_to_pages
 from duoka.collectives.arrays import Array, add
 from duoka.collectives.collective import Buffer
 from duoka.errors import MismatchError
@@ -50,7 +50,6 @@ class SharedBuffer(Buffer):
         self.title = f"{self.dtype}[{count}]@{self._piece.offset}"
         self._slots = [self._piece.array(self.dtype, count, r * self._stride) for r in range(self._num_replicas)]
         self._results: dict[tuple[int, ...], Array] = {}
-        self._owned: dict[tuple[int, ...], PrivateView] = {}
         return self
 
     def slot(self, replica: int) -> Array:
@@ -104,28 +103,15 @@ class SharedBuffer(Buffer):
         key = tuple(homes)
         if key not in self._results:
             self._results.clear()
-            result = self._piece.stitch(self._ranges(homes))[: self.nbytes].view(self.dtype)
+            ranges = []
+            for position, home in enumerate(homes):
+                begin, end = self._page_range(len(homes), position)
+                if end > begin:
+                    ranges.append((home * self._stride + begin, end - begin))
+            result = self._piece.stitch(ranges)[: self.nbytes].view(self.dtype)
             result.flags.writeable = False  # it is everybody's
             self._results[key] = result
         return self._results[key]
-
-    def own(self, homes: Sequence[int]) -> Array:
-        """The same, to be changed at will: pages are copied when they are written, and only those."""
-        key = tuple(homes)
-        if key not in self._owned:
-            self._owned.clear()
-            self._owned[key] = self._piece.stitch_privately(self._ranges(homes))
-        owned = self._owned[key]
-        owned.refresh()
-        return owned.bytes[: self.nbytes].view(self.dtype)
-
-    def _ranges(self, homes: Sequence[int]) -> list[tuple[int, int]]:
-        ranges = []
-        for position, home in enumerate(homes):
-            begin, end = self._page_range(len(homes), position)
-            if end > begin:
-                ranges.append((home * self._stride + begin, end - begin))
-        return ranges
 
     def _slice(self, homes: Sequence[int], home: int) -> tuple[int, int]:
         begin, end = self._page_range(len(homes), list(homes).index(home))

@@ -9,7 +9,7 @@ and raises an error that names the worker it waited for.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -55,13 +55,9 @@ class Exchange(ABC):
     def result(self, buffer: Buffer) -> Array:
         """The sum over all replicas: everybody's memory, to be read only, until this worker's next call."""
 
-    def own(self, buffer: Buffer, when_released: Callable[[], None]) -> Array | None:
-        """The same sum, without a copy, as memory that this worker may change: nobody else sees it.
-
-        It holds until this worker's next call, which tells by `when_released` just before. None where there is
-        no such memory: copy the result.
-        """
-        return None
+    @abstractmethod
+    def release(self) -> None:
+        """The results have been taken: others may write again. Otherwise this worker's next call says so."""
 
     @property
     @abstractmethod

@@ -219,12 +219,9 @@ class SharedExchange(Exchange):
             return self._small_results[self._buffers.index(buffer)]
         return self._known(buffer).result(self._homes)
 
-    def own(self, buffer: Buffer, when_released: Callable[[], None]) -> Array | None:
+    def release(self) -> None:
         assert self._is_committed, "commit() first"
-        if self.is_small or not isinstance(buffer, SharedBuffer):
-            return None
-        self._collective.tell_when_released(when_released)
-        return buffer.own(self._homes)
+        self._collective.release()
 
     @property
     def notes(self) -> list[bytes]:

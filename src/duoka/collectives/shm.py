@@ -62,7 +62,6 @@ class SharedMemory(Collective):
         self._lost_call = 0  # the call in which values of a lost worker were due
         self._before_loss = self._placement
         self._held = 0
-        self._release_listeners: list[Callable[[], None]] = []
         self._number = 0
         self._failure: BaseException | None = None
         self._scratch: dict[tuple[int, np.dtype[Any], str], SharedBuffer] = {}
@@ -147,16 +146,8 @@ class SharedMemory(Collective):
         """Say that the last result has been taken: the others may write their slots again."""
         if self._held:
             self.meeting.refuse_children()
-            listeners, self._release_listeners = self._release_listeners, []
-            for tell in listeners:
-                tell()
             self.meeting.say(self._held, TAKEN)
             self._held = 0
-
-    def tell_when_released(self, listener: Callable[[], None]) -> None:
-        """Call this before others may write where the last result lies."""
-        if listener not in self._release_listeners:
-            self._release_listeners.append(listener)
 
     def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[], bool]) -> Placement:
         """The one meeting of a small call. Returns who had placed what when it was completed."""

@@ -233,7 +233,7 @@ class Gradients:
             return
         notes = Notes(exchange.notes, len(self._parameters), self._loop.step)
         notes.tell(self._tell, self._names, [place.name for place in self._statistics.others])
-        round.take_results(notes.divisor, is_changed=self.accumulation.num_batches > 1)
+        round.take_results(notes.divisor)
         round.used, round.count = notes.used, notes.divisor or float(body.total_rows)
         self._fold_into_accumulation(round, is_first_round=body.backwards == 1)
         self._show_sum(round, round.used)

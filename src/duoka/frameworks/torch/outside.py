@@ -47,7 +47,7 @@ class Outside:
         if self._is_first and notes.are_alike:
             raise _unprepared("the first gradient is the same on all workers: they have loaded the same batch")
         self._is_first = False
-        round.take_results(None, is_changed=False)
+        round.take_results(None)
         return notes
 
     def _write(self, replica: int, share: float) -> int:

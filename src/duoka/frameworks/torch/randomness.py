@@ -30,8 +30,12 @@ def seeded(number: int) -> Iterator[None]:
 
 def seed_all(number: int) -> None:
     random.seed(number)
-    # A generator of its own: putting back a state of NumPy's global one takes twenty times as long as this.
-    np.random.set_bit_generator(np.random.MT19937(number))  # type: ignore[attr-defined]
+    # A generator of its own, made once: putting back a state of NumPy's global one takes twenty times as long as this.
+    np.random.set_bit_generator(_generator_of_bodies)  # type: ignore[attr-defined]
+    np.random.seed([number & 0xFFFFFFFF, number >> 32])
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
+
+
+_generator_of_bodies = np.random.MT19937()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ import torch
 from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.frameworks.torch.layout import Layout, numpy_dtype
 from duoka.frameworks.torch.statistics import Statistics
-
-_REFERENCES_OF_OURS = 3  # the list, the loop's variable and the question itself
 
 
 class Round:
@@ -40,12 +37,12 @@ class Round:
         ]
         if statistics.others:
             self.buffers.append(collective.buffer(statistics.other_bytes, np.uint8))
-        self._device = parameters[0].device if parameters else torch.device("cpu")
-        self._private: list[torch.Tensor] = []  # this worker's own memory for the sums, made when it is needed
-        self._private_views: list[torch.Tensor] = []
-        self._shared_flats: list[torch.Tensor] = []
-        self._changes_in_place = False  # the user writes into p.grad: a copy costs less than page after page
-        self.views: list[torch.Tensor] = []  # the sums, as p.grad may show them
+        # What p.grad shows is this worker's own, allocated once.
+        device = parameters[0].device if parameters else torch.device("cpu")
+        kinds = zip(self._layout.sizes, self._layout.dtypes, strict=True)
+        self._private = [torch.zeros(size, dtype=dtype, device=device) for size, dtype in kinds]
+        self._others = torch.empty(0, dtype=torch.uint8)
+        self.views = self._layout.views(self._private)
         self.exchange: Exchange | None = None
         self.used: np.ndarray | None = None  # which parameters got a gradient; known once it is committed
         self.count = 0.0  # of rows, or as given with strategy.weigh, in the whole batch
@@ -116,67 +113,26 @@ class Round:
         used[list(self.taken)] = True
         return used
 
-    def take_results(self, divisor: float | None, *, is_changed: bool) -> None:
-        """Take the sums out of the exchange. Users may change what p.grad shows; nobody else sees it.
-
-        Where nobody is going to write into them, they are shown where they lie, and copied only if they are still in
-        use when the memory is needed again.
-        """
+    def take_results(self, divisor: float | None) -> None:
+        """Take the sums out of shared memory. Users may change what p.grad shows; nobody else sees it."""
         assert self.exchange is not None
-        if divisor is None and not is_changed and not self._changes_in_place and self._show_shared():
-            return
-        self._make_private()
         for buffer, private in zip(self.buffers, self._private, strict=False):
             _copy(self.exchange.result(buffer), private, divisor)
-        self.views = self._private_views
-
-    def _show_shared(self) -> bool:
-        assert self.exchange is not None
-        flats = []
-        for buffer in self.buffers[: len(self._layout.dtypes)]:
-            own = self.exchange.own(buffer, self._let_go)
-            if own is None:
-                return False
-            flats.append(torch.from_numpy(own))
-        self._shared_flats = flats
-        self.views = self._layout.views(flats)
-        return True
-
-    def _let_go(self) -> None:
-        """The memory is about to be written by others: what somebody still looks at moves to memory of our own."""
-        if not self._shared_flats:
-            return
-        self._changes_in_place = any(flat._version for flat in self._shared_flats)
-        is_needed = self.exchange is not None  # within the batch: after a loss it may have to be shown again
-        for index, view in enumerate(self.views):
-            is_in_use = view._use_count() > 1 or sys.getrefcount(view) > _REFERENCES_OF_OURS
-            if is_in_use or is_needed:
-                self._make_private()
-                self._private_views[index].copy_(view)
-            if is_in_use:
-                view.set_(self._private_views[index])
-        self._shared_flats, self.views = [], self._private_views
-
-    def _make_private(self) -> None:
-        if not self._private:
-            kinds = zip(self._layout.sizes, self._layout.dtypes, strict=True)
-            self._private = [torch.zeros(size, dtype=dtype, device=self._device) for size, dtype in kinds]
-            self._private_views = self._layout.views(self._private)
+        if self.statistics.others:
+            self._others = _private(self.exchange.result(self.buffers[-1]))
+        self.exchange.release()
 
     def is_private(self, index: int, tensor: torch.Tensor) -> bool:
-        """Whether this tensor lies where the next result may be written."""
-        if not self._private or tensor.layout != torch.strided:
-            return False
-        return tensor.data_ptr() == self._private_views[index].data_ptr()
+        """Whether this tensor lies where the next result will be written."""
+        return tensor.layout == torch.strided and tensor.data_ptr() == self.views[index].data_ptr()
 
     def take_statistics(self) -> None:
         """Give the model the merged statistics, and replica 0's other buffers."""
-        assert self.exchange is not None
         start = self._num_parameters
         for place, view in zip(self.statistics.merged, self.views[start:], strict=False):
             place.put(view)
         if self.statistics.others:
-            self.statistics.read_others(_private(self.exchange.result(self.buffers[-1])))
+            self.statistics.read_others(self._others)
 
 
 def _copy(result: Any, private: torch.Tensor, divisor: float | None) -> None:

@@ -1,0 +1,73 @@
+"""A CNN on CIFAR-10 on one device or on many: staircase decay, checkpoints, a throughput line every 10 steps.
+
+python examples/cifar10_cnn/after.py                                     every card here; without one, one CPU
+duoka run --devices 4 examples/cifar10_cnn/after.py                      4 cards; without them, 4 virtual CPU devices
+duoka run --devices 4 examples/cifar10_cnn/after.py --data cifar-10-batches-bin --checkpoints saved --epochs 20
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+import duoka
+from data import load_sets
+from model import make_model
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", help="a directory of data_batch_*.bin and test_batch*.bin, packed with gzip or not")
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
+parser.add_argument("--decay-epochs", type=int, default=2, help="after so many epochs the learning rate is halved")
+parser.add_argument("--checkpoints", type=Path, help="a directory; one checkpoint is written each epoch")
+options = parser.parse_args()
+
+strategy = duoka.Mirrored()
+torch.manual_seed(0)
+train_set, test_set = load_sets(options.data)
+train_loader = DataLoader(train_set, options.batch_size, shuffle=True)
+test_loader = DataLoader(test_set, options.batch_size)
+model = make_model(options.width)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, options.decay_epochs * len(train_loader), gamma=0.5)
+model, optimizer, scheduler, train_loader = strategy.prepare(model, optimizer, scheduler, train_loader)
+
+first_epoch = 0
+if options.checkpoints and (newest := max(options.checkpoints.glob("epoch-????"), default=None)):
+    saved = strategy.load(newest)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    scheduler.load_state_dict(saved["scheduler"])
+    first_epoch = saved["epochs"]
+    strategy.print(f"going on from {newest}")
+
+
+def measure(batch):
+    """Sums over the rows of a batch, each with its count."""
+    images, labels = batch
+    scores = model(images)
+    loss = functional.cross_entropy(scores, labels, reduction="sum")
+    return {"loss": (loss, len(labels)), "accuracy": ((scores.argmax(1) == labels).sum(), len(labels))}
+
+
+for epoch in range(first_epoch, options.epochs):
+    begin = time.perf_counter()
+    for step, (images, labels) in strategy.enumerate(train_loader):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        scheduler.step()
+        if strategy.stepped and step % 10 == 9:
+            speed = f"{10 * options.batch_size / (time.perf_counter() - begin):.0f} images/s"
+            strategy.print(f"epoch {epoch}  step {step + 1}  learning rate {scheduler.get_last_lr()[0]:.4f}  {speed}")
+            begin = time.perf_counter()
+    found = strategy.evaluate(measure, test_loader)
+    strategy.print(f"epoch {epoch}  loss {found['loss']:.4f}  accuracy {found['accuracy']:.2%}")
+    if options.checkpoints:
+        options.checkpoints.mkdir(parents=True, exist_ok=True)
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+        strategy.save(options.checkpoints / f"epoch-{epoch + 1:04}", saved | {"epochs": epoch + 1})
