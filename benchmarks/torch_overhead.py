@@ -18,7 +18,7 @@ from torch_step import make_resnet
 
 import duoka
 
-BATCH, BATCHES, REPETITIONS = 64, 3, 8
+BATCH, BATCHES, REPETITIONS = 64, 2, 5
 
 
 def main() -> None:

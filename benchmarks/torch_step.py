@@ -63,12 +63,11 @@ def make_resnet() -> nn.Module:
 
 
 CASES = {
-    "MLP 784-2048-2048-2048-10, global batch 16": (make_mlp, (784,), 16, 40),
-    "the same MLP, global batch 128": (make_mlp, (784,), 128, 30),
-    "ResNet-18 at 32x32, global batch 64": (make_resnet, (3, 32, 32), 64, 6),
+    "MLP 784-2048-2048-2048-10, global batch 16": (make_mlp, (784,), 16, 4, 30),
+    "the same MLP, global batch 128": (make_mlp, (784,), 128, 4, 20),
+    "ResNet-18 at 32x32, global batch 64": (make_resnet, (3, 32, 32), 64, 2, 4),
 }
 PEERS = ("ddp", "accelerate", "fabric")
-BURST = 4  # steps in a row: the first one after another contestant's finds cold caches, and is left out
 
 
 def main() -> None:
@@ -76,26 +75,26 @@ def main() -> None:
     torch.set_num_threads(1)
     _join_gloo(strategy)
     numbers = {}
-    for case, (make, shape, batch, repetitions) in CASES.items():
-        numbers[case] = measure(strategy, make, shape, batch, repetitions)
+    for case, parameters in CASES.items():
+        numbers[case] = measure(strategy, *parameters)
         if strategy.is_main:
             _print_case(case, numbers[case])
     if strategy.is_main and "DUOKA_BENCH_JSON" in os.environ:
         Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"torch_step_ms": numbers}))
 
 
-def measure(strategy, make, shape, batch: int, repetitions: int) -> dict[str, float]:
-    """Medians in milliseconds."""
+def measure(strategy, make, shape, batch: int, burst: int, repetitions: int) -> dict[str, float]:
+    """Medians in milliseconds. Contestants take turns with a burst of steps, of which the first finds cold caches."""
     x, y = torch.randn(batch, *shape), torch.randint(0, 10, (batch,))
     half = slice(strategy.worker * batch // 2, (strategy.worker + 1) * batch // 2)
-    mine = [(x[half], y[half])] * BURST
+    mine = [(x[half], y[half])] * burst
     contestants = {
         "ddp": _ddp(make, mine),
-        "duoka": _duoka(make, x, y),
+        "duoka": _duoka(make, x, y, burst),
         "accelerate": _accelerate(make, mine),
         "half": _plain(make, mine),
         "fabric": _fabric(make, mine),
-        "alone": _plain(make, [(x, y)] * BURST if strategy.worker == 0 else []),
+        "alone": _plain(make, [(x, y)] * burst if strategy.worker == 0 else []),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for repetition in range(repetitions + 1):
@@ -174,10 +173,10 @@ def _fabric(make, batches):
     return _loop(model, optimizer, batches, fabric.backward)
 
 
-def _duoka(make, x, y):
+def _duoka(make, x, y, burst):
     """A strategy of its own for each model; the loader gives whole batches, of which a worker keeps its share."""
     strategy = duoka.Mirrored(devices=2, threads=1)
-    loader = DataLoader([(x, y)] * BURST, batch_size=None)
+    loader = DataLoader([(x, y)] * burst, batch_size=None)
     return _loop(*strategy.prepare(*_new(make), loader))
 
 

@@ -10,16 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.set_num_threads(1)
-IS_PLAIN = "--plain" in sys.argv
-NUM_DEVICES = int(sys.argv[1])
 
 
 def wrap(net: nn.Module) -> nn.Module:
-    if IS_PLAIN:
+    if "--plain" in sys.argv:
         return net
     import duoka.torch
 
-    return duoka.torch.DataParallel(net, device_ids=list(range(2, 2 + NUM_DEVICES)))
+    return duoka.torch.DataParallel(net, device_ids=list(range(2, 2 + int(sys.argv[1]))))
 
 
 def data(rows: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
