@@ -90,7 +90,10 @@ def test_unusual_loops_end_with_the_same_bits_on_any_number_of_workers():
         assert {name: together[name]["sha256"] for name in names} == {name: alone[name]["sha256"] for name in names}
 
 
-@pytest.mark.parametrize(("num_workers", "num_replicas"), [(1, 3), (2, 3), (2, 4), (3, 4), (1, 8)])
+@pytest.mark.parametrize(
+    ("num_workers", "num_replicas"),
+    [(2, 3), (2, 4), (3, 4), *(pytest.param(1, replicas, marks=pytest.mark.slow) for replicas in (3, 8))],
+)
 def test_unusual_loops_train_to_the_numbers_of_the_plain_script(num_workers, num_replicas):
     names = MORE_NUMBERS if num_replicas != 4 else (*MORE_NUMBERS, *BITS_ONLY)
     plain = run(0, 0, *MORE_NUMBERS, script=UNUSUAL)

@@ -69,7 +69,7 @@ def train(directory: Path, num_workers: int, exact: bool | None, *names: str, en
 NAMES = ["sgd", "adam_float64", "everything_at_once", "two_backwards", "bfloat16_parameters", "padded_tokens"]
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_exact_sums_by_gloo_train_to_the_bits_of_shared_memory(tmp_path, num_workers):
     shared = train(tmp_path / "shm", 1, True, *NAMES, env={})
     carried = train(tmp_path / "torch", num_workers, True, *NAMES, env=BY_TORCH)
@@ -98,7 +98,9 @@ def calm(tmp_path_factory) -> Ended:
     return run(tmp_path_factory.mktemp("calm"), TRAIN_AND_DIE, "never", env={})
 
 
-@pytest.mark.parametrize("moment", ["depositing", "sent", "gathering"])
+@pytest.mark.parametrize(
+    "moment", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("depositing", "sent")), "gathering"]
+)
 def test_a_training_that_loses_a_worker_ends_with_the_bits_of_a_calm_one(tmp_path, calm, moment):
     struck = run(tmp_path / "struck", TRAIN_AND_DIE, moment, env=BY_TORCH)
     assert "about to die" in struck.log(1)

@@ -136,7 +136,7 @@ class Course:
             if self._loop.is_complete or not self._loop.is_managed:
                 self.end_body(body)
                 self.end_batch()
-            elif self._calls is not None or body.backwards:
+            elif not self._gradients.is_interrupted and (self._calls is not None or body.backwards):
                 self._left = MismatchError(
                     f"At step {self._loop.step} the loop was left in the middle of a batch.",
                     why=f"replica {body.replica} had run, others of this worker had not; the batch was not counted.",

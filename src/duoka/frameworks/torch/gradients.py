@@ -49,6 +49,7 @@ class Gradients:
         self._values_of_moved: dict[int, torch.Tensor] = {}
         self._digest_at_start = 0
         self._depth = 0
+        self.is_interrupted = False  # by an error, which is on its way to the user
         self.accumulation = Accumulation()
         self.moving: set[Any] = set()  # buffers that some body has changed: they travel
         self.last_calls: list[str] = []  # of the bodies of the last batch
@@ -141,12 +142,15 @@ class Gradients:
             self._show_sum(round, round.used)
             round.take_statistics()
         else:
+            self.is_interrupted = True
             self._deposit(round, body)
             self._commit(round, body)
+            self.is_interrupted = False
 
     def abandon_backward(self) -> None:
         """The backward raised: nothing of it counts."""
         self._depth -= 1
+        self.is_interrupted = True
 
     def last_story(self) -> str:
         """What the bodies of the last batch did, at the end of a loop: no gradient follows to carry it."""
