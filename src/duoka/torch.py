@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,15 @@ class DataParallel(nn.Module):
         if session.num_replicas > 1:
             place = session.native_device
             self.__dict__["_splitting"] = Splitting(module, session.collective, session.seed, place, dim)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A copy (an average of weights) computes for itself: only the original splits its batches."""
+        copied = DataParallel.__new__(DataParallel)
+        nn.Module.__init__(copied)
+        copied.module = copy.deepcopy(self.module, memo)
+        copied.device_ids, copied.output_device, copied.dim = list(self.device_ids), self.output_device, self.dim
+        copied.__dict__["_splitting"] = None
+        return copied
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         split = self.__dict__["_splitting"]

@@ -42,6 +42,7 @@ MORE_NUMBERS = WHOLE_SHARES | {
     "complex_and_mixed": 1e-5,
     "two_loaders": 1e-5,
     "a_layer_added_later": 1e-5,
+    "weighed_twice": 1e-12,
 }
 # Equal bits, but not one device's numbers: 16-bit rounding and overflow depend on the size of a share, buffers that
 # are not statistics are replica 0's, and an order that is drawn is drawn from Duoka's seed.
@@ -50,6 +51,8 @@ BITS_ONLY = (
     "scaled_float16",
     "buffers_of_all_kinds",
     "kept_loader_workers",
+    "drawn_while_loading",
+    "accumulated_with_a_queue",
 )
 
 

@@ -312,6 +312,69 @@ def test_counts_that_are_not_numbers_of_things_are_refused(alone):
                 alone.weigh(loss_of(model, x, y), count)
 
 
+def test_an_optimizer_that_was_not_prepared_is_refused(alone):
+    model, optimizer, loader = make()
+    model, loader = alone.prepare([model, loader])
+    with pytest.raises(MismatchError, match=r"(?s)SGD steps on a prepared model.*pass the optimizer"):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+
+
+def test_a_scheduler_that_steps_before_backward_is_refused(alone):
+    model, optimizer, loader = make()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, loader, scheduler = alone.prepare([model, optimizer, loader, scheduler])
+    with pytest.raises(MismatchError, match="scheduler 1 step was called before backward"):
+        for x, y in loader:
+            scheduler.step()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+
+
+def test_an_optimizer_that_steps_within_backward_is_refused(alone):
+    model, optimizer, loader = alone.prepare(make())
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+    with pytest.raises(MismatchError, match="step within backward"):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+
+
+def test_two_counts_for_one_backward_are_refused(alone):
+    model, _, loader = alone.prepare(make())
+    with pytest.raises(MismatchError, match="two counts, 3 and 4"):
+        for x, y in loader:
+            (alone.weigh(loss_of(model, x, y), 3) + alone.weigh(loss_of(model, x, -y), 4)).backward()
+
+
+def test_training_in_eval_mode_is_refused_and_says_what_to_do(alone):
+    model, optimizer, loader = alone.prepare(make())
+    model.eval()
+    with pytest.raises(MismatchError, match=r"(?s)evaluation loop.*model\.train"):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+
+
+def test_a_sampler_without_an_end_is_refused(alone, monkeypatch):
+    monkeypatch.setattr("duoka.frameworks.torch.order._MOST_BATCHES", 1000)
+    _, _, loader = make()
+    endless = DataLoader(loader.dataset, batch_sampler=iter(lambda: [0, 1, 2], None))
+    with pytest.raises(MismatchError, match="does not end"):
+        next(iter(alone.prepare([endless])[0]))
+
+
+def test_hooks_of_the_user_see_the_gradient_before_it_is_exchanged(alone):
+    model, optimizer, loader = alone.prepare(make())
+    before = model[0].weight.detach().clone()
+    model[0].weight.register_hook(lambda gradient: gradient * 0)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss_of(model, x, y).backward()
+        optimizer.step()
+    assert torch.equal(before, model[0].weight) and not torch.equal(model[2].weight.grad, torch.zeros(5, 8))
+
+
 # What p.grad shows is the user's own, whatever happens to the memory behind it.
 
 

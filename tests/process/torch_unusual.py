@@ -265,6 +265,54 @@ def kept_loader_workers(strategy):
     return train(strategy, *strategy.prepare(model, sgd(model), loader), epochs=3)
 
 
+def mixing(samples):
+    """A collate function that draws: rows are mixed with one another."""
+    x, y = (torch.stack(parts) for parts in zip(*samples, strict=True))
+    return x + 0.1 * torch.rand(()) * x[torch.randperm(len(x))], y
+
+
+@scenario()
+def drawn_while_loading(strategy):
+    """Mixing in loader processes, a second loader that follows, dropout, and draws outside of bodies."""
+    model = mlp(dropout=0.3)
+    x, y = data(40)
+    one = loader_of(x, y, collate_fn=mixing, num_workers=1, shuffle=True)
+    two = loader_of(x.flip(0), collate_fn=lambda samples: mixing([(s[0], s[0]) for s in samples])[0])
+    model, optimizer, one, two = strategy.prepare(model, sgd(model), one, two)
+    for _ in range(2):
+        for (x, y), other in zip(one, two, strict=True):
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) + 0.1 * model(other).square().mean()).backward()
+            optimizer.step()
+        with torch.no_grad():
+            model[0].bias.add_(0.01 * torch.randn(32))  # the same on all workers
+    return model, optimizer
+
+
+@scenario()
+def accumulated_with_a_queue(strategy):
+    """A buffer is found to change in the middle of an accumulation."""
+    model = Remembering()
+    model, optimizer, loader = strategy.prepare(model, sgd(model), loader_of(*data(40)))
+    strategy.accumulate(3)
+    return train(strategy, model, optimizer, loader, epochs=2)
+
+
+@scenario()
+def weighed_twice(strategy):
+    """Two losses with counts of their own, one that needs none, and a second derivative."""
+    model = mlp(torch.float64)
+    model, optimizer, loader = strategy.prepare(model, sgd(model, 0.02), loader_of(*data(dtype=torch.float64)))
+    for x, y in loader:
+        optimizer.zero_grad()
+        for wanted in (y < 2, y > 0):
+            loss = F.cross_entropy(model(x), y, reduction="none")[wanted].sum() / max(int(wanted.sum()), 1)
+            strategy.weigh(loss, int(wanted.sum())).backward()
+        model(x).square().mean().backward(create_graph=True)
+        optimizer.step()
+    return model, optimizer
+
+
 @scenario()
 def compiled(strategy):
     """Kernels made for each size of a share: none of them depends on the sizes a worker has seen before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
-from duoka.frameworks.torch.optimizer import hold_back, learning_rates, prepare_optimizer
+from duoka.frameworks.torch.optimizer import hold_back, learning_rates, prepare_optimizer, watch_steps
 from duoka.frameworks.torch.start import agree_on_start, check_devices
 from duoka.frameworks.torch.sync_batchnorm import sync_batch_norm
 from duoka.frameworks.torch.tensors import Tensors
@@ -65,6 +65,7 @@ class TorchAdapter:
     def _start_managing(self) -> None:
         self.loop.is_managed = True
         listen_to_backward(self.gradients)
+        watch_steps(self._refuse_strangers)
         if self.options.sync_batchnorm and not self.loop.runs_whole_shares:
             self.loop.runs_whole_shares = True
             sync_batch_norm(self.loop, self._collective)
@@ -129,7 +130,24 @@ class TorchAdapter:
         prepare_optimizer(optimizer, self.loop, f"optimizer {len(self._optimizers)}", self._check_before_step)
         return optimizer
 
+    def _refuse_strangers(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer that was not prepared would step in every body, or on one replica's gradient."""
+        if any(optimizer is known for known in self._optimizers) or not self.loop.is_managed:
+            return
+        if self.gradients.holds_any(optimizer):
+            raise MismatchError(
+                f"This {type(optimizer).__name__} steps on a prepared model, and was not prepared itself.",
+                why="it would step once for each replica, on a gradient that is not the whole batch's.",
+                do="pass the optimizer to strategy.prepare, too.",
+            )
+
     def _check_before_step(self, optimizer: Any) -> None:
+        if self.loop.is_managed and self.evaluation.is_open:
+            raise MismatchError(
+                "optimizer.step was called inside an evaluation loop.",
+                why="the loader was iterated without gradients, or with the model in eval mode: then it gives blocks.",
+                do="call model.train() before the loop; to train with layers in eval mode, set those layers alone.",
+            )
         if self.loop.body is None:
             self._course.rescan()
             self.gradients.exchange_outside(optimizer)
@@ -179,20 +197,27 @@ class TorchAdapter:
             return loss
         if count is None:
             # A sum over rows: undo the share, so that the replicas' gradients simply add up.
+            body.is_added = True
             return loss / body.weight if body.rows else loss
-        body.count = float(count)
-        if not 0 <= body.count < math.inf:
+        given = float(count)
+        if not 0 <= given < math.inf:
             raise MismatchError(f"A count of {count} was given with strategy.weigh.", do="give how many things it is.")
-        if not self.options.sync_batchnorm:
+        if body.count not in (None, given):
+            raise MismatchError(
+                f"strategy.weigh was given two counts, {body.count:g} and {given:g}, before one backward.",
+                do="weigh the whole loss once, or call backward for each of its terms.",
+            )
+        body.count = given
+        if not self.options.sync_batchnorm or not body.rows:
             return loss
         # A worker that counts nothing still takes part in everybody's statistics: its gradient must not be left out.
-        if body.count == 0 and bool(loss.detach().isnan()):
+        if given == 0 and bool(loss.detach().isnan()):
             raise MismatchError(
                 "A loss over nothing is NaN, and sync_batchnorm needs its gradient.",
                 do="divide a sum by max(count, 1), so that a loss over nothing is zero.",
             )
-        body.is_sum = True
-        return loss * body.count
+        body.sum_weight = 1.0
+        return loss * given
 
     def contribute(self, kind: str, value: Any, count: Any) -> Pending | None:
         """Inside a body: hand in this replica's number. None outside of bodies."""
@@ -200,13 +225,17 @@ class TorchAdapter:
         if body is None:
             return None
         body.record(kind)
+        value = self.tensors.on_host(value)
+        for replica in body.replicas[1:]:  # their rows are in the first one's value
+            self._contributions.add(replica, [None, 0.0] if kind == "mean" else None, _COMBINE[kind])
         if kind == "gather":
-            return self._contributions.add(body.replica, as_array(value) if body.rows else None, _without_none)
-        if kind == "sum":
+            given: Any = as_array(value) if body.rows else None
+        elif kind == "sum":
             given = as_array(value).astype(np.float64) if body.rows else None
-            return self._contributions.add(body.replica, given, tree_sum)
-        rows = body.rows if count is None else float(count)
-        return self._contributions.add(body.replica, weighed(value, rows if body.rows else 0), mean_of)
+        else:
+            rows = body.rows if count is None else float(count)
+            given = weighed(value, rows if body.rows else 0)
+        return self._contributions.add(body.replica, given, _COMBINE[kind])
 
     def evaluate(self, function: Any, loader: Any) -> Any:
         """sum / count of the pairs that the function returns, over the batches of all replicas."""
@@ -221,6 +250,9 @@ class TorchAdapter:
 
 def _without_none(values: list[Any]) -> list[Any]:
     return [value for value in values if value is not None]
+
+
+_COMBINE: dict[str, Callable[[list[Any]], Any]] = {"gather": _without_none, "sum": tree_sum, "mean": mean_of}
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> TorchAdapter:

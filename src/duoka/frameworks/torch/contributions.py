@@ -31,12 +31,29 @@ class Pending:
         if not self._is_known:
             raise MismatchError(
                 "This value is not known yet: other replicas of the batch have not been heard.",
-                do="read it after the loop body, for example in the next one, or after the loop.",
+                do="keep it in a list, and read it (float(value)) in the next loop body or after the loop.",
             )
         return self._value
 
     def __float__(self) -> float:
         return float(self.value)
+
+    def item(self) -> float:
+        return float(self)
+
+    def __add__(self, other: Any) -> Any:
+        return self.value + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.value
+
+    def __mul__(self, other: Any) -> Any:
+        return self.value * other
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.value / other
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.value, dtype)
@@ -67,6 +84,10 @@ class Contributions:
         self._pending[position].append(pending)
         return pending
 
+    def forget(self) -> None:
+        """The body that handed these in runs again."""
+        self._given, self._pending, self._combine = {}, [], []
+
     def settle(self, collective: Collective) -> None:
         """Exchange what was handed in, in the order of replicas, and make all values known."""
         if not self._given:
@@ -82,7 +103,7 @@ class Contributions:
             total = combine([values[position] for values in by_replica])
             for one in pending:
                 one.settle(total)
-        self._given, self._pending, self._combine = {}, [], []
+        self.forget()
 
 
 def tree_sum(values: list[Any]) -> Any:

@@ -107,8 +107,16 @@ class Course:
         self._statistics.watch_still()
 
     def end_body(self, body: Body) -> None:
+        if body.is_discarded:
+            self._contributions.forget()
         if not self._loop.is_managed or body.is_discarded:
             return
+        if self._loop.is_complete and self._loop.is_due and body.held_back:
+            raise MismatchError(
+                f"At step {self._loop.step}, {', '.join(sorted(body.held_back))} was called before backward.",
+                why="before backward nobody knows yet whether the batch is complete, so it did nothing.",
+                do="call it after backward.",
+            )
         if self._calls is None:
             self._calls = body.replica, body.calls
         elif self._calls[1] != body.calls:
@@ -143,6 +151,11 @@ class Course:
                     do="leave the loop on strategy.step or strategy.enumerate, which count whole batches.",
                 )
                 self.tell_once(str(self._left))
+            elif not self._gradients.is_interrupted and len(self._collective.replicas) > 1:
+                self.tell_once(
+                    f"a loop was left after {self._loop.batch} global batches in all; a counter of loop bodies counts"
+                    f" each of them {len(self._collective.replicas)} times here, strategy.enumerate once"
+                )
         except DuokaError as error:  # nothing can be raised from here: it is the next loop that hears of it
             self._left = error
 

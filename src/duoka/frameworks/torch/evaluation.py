@@ -63,6 +63,11 @@ class Evaluation:
             for _, batch in blocks.read(self._collective.replicas, number):
                 yield self._to_device(batch)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an evaluation loop is under way."""
+        return bool(self._open)
+
     def refuse(self, call: str) -> None:
         """Inside an evaluation loop workers cannot wait for one another."""
         if self._open:

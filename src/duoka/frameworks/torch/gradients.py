@@ -45,6 +45,7 @@ class Gradients:
         self._rounds: list[Round] = []
         self._outside: Outside | None = None
         self._grads_at_start: list[torch.Tensor | None] = []
+        self._bases: list[torch.Tensor | None] = []  # what p.grad held before this backward
         self._not_exchanged: set[int] = set()  # parameters with a gradient from a backward outside of bodies
         self._values_of_moved: dict[int, torch.Tensor] = {}
         self._digest_at_start = 0
@@ -66,16 +67,19 @@ class Gradients:
         statistics.keep_still()
         self._rounds, self._outside = [], None
         self._not_exchanged.clear()
-        self.accumulation.forget()
-        self._hooks = [p.register_hook(self._make_hook(index)) for index, p in enumerate(self._parameters)]
+        # After the gradient has been added to p.grad: hooks of the user's own have seen it by then.
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._make_hook(index)) for index, p in enumerate(self._parameters)
+        ]
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
+        def hook(parameter: torch.Tensor) -> None:
             body = self._loop.body
             if body is None:
                 self._not_exchanged.add(index)
             elif self._depth and not body.is_discarded:
-                self._take(index, gradient, body)
+                assert parameter.grad is not None
+                self._take(index, parameter.grad.detach(), body)
 
         return hook
 
@@ -102,13 +106,32 @@ class Gradients:
     def enter_backward(self, roots: Sequence[torch.Tensor]) -> None:
         body = self._loop.body
         if self._depth == 0 and body is not None:
-            for round in self._rounds:
-                round.taken.clear()
-                round.bases.clear()
+            self._loop.is_in_backward = True
             body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
             if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
                 self._start_over_with_whole_shares(body)
+            if not body.is_discarded:
+                self._set_aside()
         self._depth += 1
+
+    def _set_aside(self) -> None:
+        """Keep what p.grad held: so that autograd leaves this backward's gradient alone there."""
+        for round in self._rounds:
+            round.taken.clear()
+        self._bases = [parameter.grad for parameter in self._parameters]
+        for index, parameter in enumerate(self._parameters):
+            base = parameter.grad
+            if base is not None and any(round.is_private(index, base) for round in self._rounds):
+                self._bases[index] = base.clone()  # it lies where the result of this or a later round will be written
+                if base is self._grads_at_start[index]:
+                    self._grads_at_start[index] = self._bases[index]
+            parameter.grad = None
+
+    def _put_back(self, taken: set[int]) -> None:
+        """Where no gradient came, p.grad is what it was."""
+        for index, base in enumerate(self._bases):
+            if index not in taken:
+                self._parameters[index].grad = base
 
     def _start_over_with_whole_shares(self, body: Body) -> None:
         """A body steps and then goes on: its second half would not see what the first half of other replicas did."""
@@ -130,10 +153,14 @@ class Gradients:
     def leave_backward(self) -> None:
         self._depth -= 1
         body = self._loop.body
-        if self._depth or body is None or body.is_discarded or body.backwards >= len(self._rounds):
+        if self._depth or body is None:
             return
-        round = self._rounds[body.backwards]
-        if not round.taken:
+        self._loop.is_in_backward = False
+        if body.is_discarded:
+            return
+        round = self._rounds[body.backwards] if body.backwards < len(self._rounds) else None
+        self._put_back(round.taken if round is not None else set())
+        if round is None or not round.taken:
             return
         body.backwards += 1
         body.record("backward")
@@ -146,11 +173,15 @@ class Gradients:
             self._deposit(round, body)
             self._commit(round, body)
             self.is_interrupted = False
+        body.forget_weight()
 
     def abandon_backward(self) -> None:
         """The backward raised: nothing of it counts."""
         self._depth -= 1
         self.is_interrupted = True
+        self._loop.is_in_backward = self._depth > 0
+        if self._depth == 0 and self._loop.body is not None and not self._loop.body.is_discarded:
+            self._put_back(set())
 
     def last_story(self) -> str:
         """What the bodies of the last batch did, at the end of a loop: no gradient follows to carry it."""
@@ -164,35 +195,18 @@ class Gradients:
     def _take(self, index: int, gradient: torch.Tensor, body: Body) -> None:
         """Write one parameter's gradient, weighted, into this replica's slot."""
         round = self._round_of(body)
+        round.taken.add(index)
         if round.used is not None:
-            self._set_aside(round, index)
-            round.taken.add(index)
             return
-        slots = round.slots(body.replica)
-        slot = slots[index]
-        is_first = index not in round.taken
-        if is_first:
-            self._set_aside(round, index)
-            round.taken.add(index)
+        slot = round.slots(body.replica)[index]
         if gradient.layout == torch.sparse_coo:
-            write_sparse(gradient, body.gradient_weight, slot, round.touched(body.replica, index), is_first)
-        elif not is_first:
-            slot.add_(gradient * body.gradient_weight)  # a re-entrant backward came here before
+            write_sparse(gradient, body.gradient_weight, slot, round.touched(body.replica, index))
         elif body.gradient_weight == 0:
             slot.zero_()  # left out, not multiplied by zero: it may be NaN
         elif gradient.dtype == slot.dtype:
             torch.mul(gradient, body.gradient_weight, out=slot)
         else:
             slot.copy_(gradient).mul_(body.gradient_weight)
-
-    def _set_aside(self, round: Round, index: int) -> None:
-        """Keep what p.grad held. Autograd would add to it in place; so it hands over this backward's gradient alone."""
-        parameter = self._parameters[index]
-        base = parameter.grad
-        if base is not None and round.is_private(index, base):
-            base = base.clone()  # it lies where the result of this round will be written
-        round.bases[index] = base
-        parameter.grad = None
 
     def _round_of(self, body: Body) -> Round:
         while len(self._rounds) <= body.backwards:
@@ -238,21 +252,21 @@ class Gradients:
         notes = Notes(exchange.notes, len(self._parameters), self._loop.step)
         notes.tell(self._tell, self._names, [place.name for place in self._statistics.others])
         round.take_results(notes.divisor)
-        round.used, round.count = notes.used, notes.divisor or float(body.total_rows)
-        self._fold_into_accumulation(round, is_first_round=body.backwards == 1)
+        round.used, count = notes.used, notes.divisor or float(body.total_rows)
+        self._accumulate(round, None if body.is_added else count, is_first_round=body.backwards == 1)
         self._show_sum(round, round.used)
         round.take_statistics()
         self._agree_on_moved(notes.moved)
 
-    def _fold_into_accumulation(self, round: Round, is_first_round: bool) -> None:
+    def _accumulate(self, round: Round, count: float | None, is_first_round: bool) -> None:
         if self.accumulation.num_batches == 1:
             return
         assert round.used is not None
-        views = round.views[: len(self._parameters)]
+        given = self._parameters, round.views[: len(self._parameters)], round.used, count, is_first_round
         if self._loop.is_due:
-            round.used = self.accumulation.finish(views, round.used, round.count, is_first_round)
+            round.used = self.accumulation.finish(*given)
         else:
-            self.accumulation.add(views, round.used, round.count, is_first_round)
+            self.accumulation.add(*given)
 
     def _cannot_redo(self) -> WorkerLost:
         return WorkerLost(
@@ -275,7 +289,7 @@ class Gradients:
     def _show_own(self, round: Round) -> None:
         """The batch is not complete: p.grad shows this replica's own gradient."""
         for index in round.taken:
-            parameter, base = self._parameters[index], round.bases[index]
+            parameter, base = self._parameters[index], self._bases[index]
             if base is not None and parameter.grad is not None:
                 parameter.grad = base + parameter.grad
 
@@ -284,12 +298,15 @@ class Gradients:
         for index, parameter in enumerate(self._parameters):
             if not used[index]:
                 continue
-            base = round.bases[index] if index in round.taken else parameter.grad
-            view = round.views[index]
+            base, view = self._bases[index], round.views[index]
             total = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
             if index in round.touched_at:
                 total = as_sparse(total, round.views[round.touched_at[index]])
             parameter.grad = total if base is None else base.add_(total)
+
+    def holds_any(self, optimizer: Any) -> bool:
+        """Whether an optimizer holds one of the parameters of prepared models."""
+        return any(id(parameter) in self._index for group in optimizer.param_groups for parameter in group["params"])
 
     def check_before_step(self, optimizer: Any) -> None:
         """A gradient that took part in no exchange would make the replicas drift apart in silence."""
@@ -319,6 +336,7 @@ class Gradients:
         notes = self._outside.exchange(self._rates())
         if notes is None:
             raise self._cannot_redo()
+        self._bases = [None] * len(self._parameters)
         self._show_sum(self._outside.round, notes.used)
         self._outside.round.take_statistics()
         self._collective.end_step()

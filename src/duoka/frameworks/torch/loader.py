@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,16 +11,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from duoka.collectives.collective import Collective
+from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import count_rows, map_tensors, take_rows
 from duoka.frameworks.torch.order import digest, list_batches, seeded_order
+from duoka.frameworks.torch.randomness import seeded
 from duoka.frameworks.torch.source import Source, Unit, rows_of
 
 if TYPE_CHECKING:
     from duoka.frameworks.torch.evaluation import Evaluation
 
 Load = Callable[[Unit], Any]
+_END = object()
 
 
 class Hooks(Protocol):
@@ -77,6 +81,8 @@ class PreparedLoader:
         return len(self._collective.replicas)
 
     def __getattr__(self, name: str) -> Any:
+        if "_loader" not in self.__dict__:
+            raise AttributeError(name)  # asked by copy and pickle, before anything is there
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
@@ -119,7 +125,12 @@ class PreparedLoader:
             self._hooks.tell_once(f"{what}: every worker reads all of it, and keeps its share of each batch")
         with seeded_order(self._loader, self._loop.seed, self._epoch):
             batches = iter(self._loader)
-        for batch in batches:
+        for position in itertools.count():
+            # A stream of its own for every batch: it may be read within the body of a loader that leads.
+            with seeded(derive("stream", self._loop.seed, self._epoch, position)):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
             rows = count_rows(batch)
             if rows is None:
                 raise MismatchError(

@@ -19,7 +19,10 @@ class Body:
     total_rows: int
     backwards: int = 0
     count: float | None = None  # given with strategy.weigh
-    is_sum: bool = False  # the loss was multiplied with its count already
+    sum_weight: float | None = None  # the loss was multiplied with its count already: this is the weight then
+    fixed_weight: float | None = None  # where every worker takes the same loss of the whole batch
+    is_added: bool = False  # the loss is a sum over rows
+    held_back: set[str] = field(default_factory=set)  # calls that came before its backward, and so did nothing
     calls: list[str] = field(default_factory=list)  # what it called, to be compared with other bodies
     has_asked: bool = False  # it read strategy.stepped: from then on it may differ
     has_called_step: bool = False
@@ -42,16 +45,22 @@ class Body:
     @property
     def gradient_weight(self) -> float:
         """What this body's gradient is multiplied with. Counts are summed in the exchange and divided by once."""
+        if self.fixed_weight is not None:
+            return self.fixed_weight
+        if self.sum_weight is not None:
+            return self.sum_weight
         if self.rows == 0:
             return 0.0
-        if self.is_sum:
-            return 1.0
         return self.weight if self.count is None else self.count
 
     @property
     def counted(self) -> float:
         """What the user counted here: the sum over replicas divides the gradient."""
         return 0.0 if self.rows == 0 or self.count is None else self.count
+
+    def forget_weight(self) -> None:
+        """What strategy.weigh said holds for one backward."""
+        self.count, self.sum_weight, self.is_added = None, None, False
 
     def record(self, call: str) -> None:
         if not self.has_asked and not self.is_quiet:
@@ -69,6 +78,7 @@ class Loop:
         self.order = ""  # a digest of the epoch's order, compared between workers at every step
         self.body: Body | None = None
         self.is_complete = False  # the batch of this body is: p.grad is whole
+        self.is_in_backward = False
         self.is_due = True  # with this batch an update is due: not in the middle of an accumulation
 
     @property

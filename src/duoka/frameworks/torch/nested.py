@@ -17,8 +17,18 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(part, change) for part in value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(part, change) for key, part in value.items()}
+        return like(value, {key: map_tensors(part, change) for key, part in value.items()})
     return value
+
+
+def like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    """The same kind of mapping, where it can be made from a dictionary: some have attributes that users ask for."""
+    if type(value) is dict:
+        return parts
+    try:
+        return type(value)(parts)  # type: ignore[call-arg]
+    except TypeError:
+        return parts
 
 
 def count_rows(value: Any) -> int | None:
@@ -31,8 +41,14 @@ def count_rows(value: Any) -> int | None:
 
 def take_rows(value: Any, rows: range) -> Any:
     """These rows of every tensor, and of every list beside them."""
-    if isinstance(value, (list, tuple)) and not any(
-        isinstance(part, (torch.Tensor, list, tuple, dict)) for part in value
-    ):
+    if isinstance(value, torch.Tensor):
+        return value[rows.start : rows.stop] if value.dim() else value
+    if isinstance(value, Mapping):
+        return like(value, {key: take_rows(part, rows) for key, part in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(take_rows(part, rows) for part in value))
+    if isinstance(value, (list, tuple)):
+        if any(isinstance(part, (torch.Tensor, list, tuple, Mapping)) for part in value):
+            return type(value)(take_rows(part, rows) for part in value)
         return type(value)(value[rows.start : rows.stop])
-    return map_tensors(value, lambda tensor: tensor[rows.start : rows.stop] if tensor.dim() else tensor)
+    return value

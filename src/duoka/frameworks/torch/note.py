@@ -112,7 +112,7 @@ class Notes:
             unused = [names[int(index)] for index in np.flatnonzero(self.used & ~everywhere)]
             more = f" and {len(unused) - 5} more" if unused[5:] else ""
             tell(f"no gradient from some replicas, counted as zero: {', '.join(unused[:5])}{more}", "unused")
-        if nan := [replica for replica, note in enumerate(self._notes) if note.is_nan]:
+        if nan := [replica for replica, note in enumerate(self._notes) if note.is_nan and note.weight]:
             text = f"the loss of replica {nan[0]} is NaN at step {self._step}, and with it the whole gradient"
             tell(text, "nan")
         if len({note.start for note in self._notes}) > 1:

@@ -9,8 +9,10 @@ import functools
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.loop import Loop
@@ -27,7 +29,27 @@ def hold_back(thing: Any, names: tuple[str, ...], loop: Loop, title: str) -> Non
         name: _only_when_complete(getattr(kind, name), loop, f"{title} {name}", is_scaler and name == "step")
         for name in names
     }
-    thing.__class__ = type(kind.__name__, (kind,), methods | {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    methods |= {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    # A copy, or one that was pickled, is a plain one again.
+    methods["__reduce_ex__"] = lambda self, protocol: (_make_plain, (kind, dict(self.__dict__)))
+    thing.__class__ = type(kind.__name__, (kind,), methods)
+
+
+def _make_plain(kind: Any, attributes: dict[str, Any]) -> Any:
+    thing = kind.__new__(kind)
+    thing.__dict__.update(attributes)
+    return thing
+
+
+def watch_steps(check: Callable[[Any, Any, Any], None]) -> None:
+    """Call a method before every step of every optimizer, as long as its object lives."""
+    reference = WeakMethod(check)
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if (alive := reference()) is not None:
+            alive(optimizer, args, kwargs)
+
+    register_optimizer_step_pre_hook(hook)
 
 
 def _only_when_complete(method: Callable[..., Any], loop: Loop, call: str, is_update: bool) -> Callable[..., Any]:
@@ -39,7 +61,10 @@ def _only_when_complete(method: Callable[..., Any], loop: Loop, call: str, is_up
         body.record(call)
         body.has_called_step = body.has_called_step or is_update
         if not loop.may_step:
+            if not body.backwards:
+                body.held_back.add(call)
             return None
+        body.held_back.discard(call)
         body.is_quiet, before = True, body.is_quiet
         try:
             return method(*args, **kwargs)
@@ -63,6 +88,12 @@ def prepare_optimizer(optimizer: Any, loop: Loop, title: str, check: Callable[[A
     def prepared_step(_: Any, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         if not loop.is_managed:
             return step(*args, **kwargs) if closure is None else step(closure, *args, **kwargs)
+        if loop.is_in_backward:
+            raise MismatchError(
+                "An optimizer was asked to step within backward.",
+                why="the gradient of the whole batch is known when backward has ended.",
+                do="call optimizer.step() after backward().",
+            )
         loss = _evaluate_once(optimizer, closure)
         result = waiting_step(*args, **kwargs)
         return loss if closure is not None else result

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from duoka.data.seeds import derive
+from duoka.errors import MismatchError
 from duoka.frameworks.torch.randomness import seeded
+
+_MOST_TIMES, _MOST_BATCHES = 20, 1_000_000  # how often an epoch may come by every sample, and some more
 
 
 def list_batches(loader: DataLoader[Any], seed: int, epoch: int) -> list[list[Any]]:
     """The global batches of one epoch, as the loader's own samplers give them under a seed of (seed, epoch)."""
     with seeded_order(loader, seed, epoch):
-        if loader.batch_sampler is not None:
-            return [list(batch) for batch in loader.batch_sampler]
-        return [[index] for index in loader.sampler]
+        if loader.batch_sampler is None:
+            return [[index] for index in _ending(loader.sampler, loader)]
+        return [list(batch) for batch in _ending(loader.batch_sampler, loader)]
+
+
+def _ending(sampler: Iterable[Any], loader: DataLoader[Any]) -> Iterator[Any]:
+    """The order of an epoch is listed before it begins, so it must have an end."""
+    dataset: Any = loader.dataset
+    most = _MOST_TIMES * (len(dataset) if hasattr(dataset, "__len__") else 0) + _MOST_BATCHES
+    for number, item in enumerate(sampler):
+        if number > most:
+            raise MismatchError(
+                f"The {type(sampler).__name__} of a loader has given {number:,} batches, and does not end.",
+                why="the order of an epoch is drawn before it begins, the same on all workers.",
+                do="let the sampler end after an epoch, and loop over epochs.",
+            )
+        yield item
 
 
 @contextmanager

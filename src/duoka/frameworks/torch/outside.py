@@ -35,7 +35,6 @@ class Outside:
         round = self.round
         round.forget()
         round.taken = {n for n, parameter in enumerate(self._parameters) if parameter.grad is not None}
-        round.bases = dict.fromkeys(round.taken)
         exchange = round.open(f"of step {self._loop.batch}, outside of a prepared loop,")
         digest = self._write(replica, share)
         round.write_rest(replica, share)
@@ -58,7 +57,7 @@ class Outside:
             if self._is_first:
                 digest = zlib.crc32(as_bytes(gradient.to_dense()).cpu().numpy(), digest)
             if gradient.layout == torch.sparse_coo:
-                write_sparse(gradient, share, slot, self.round.touched(replica, index), is_first=True)
+                write_sparse(gradient, share, slot, self.round.touched(replica, index))
             else:
                 slot.copy_(gradient).mul_(share)
         return digest

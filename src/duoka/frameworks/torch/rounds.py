@@ -45,9 +45,7 @@ class Round:
         self.views = self._layout.views(self._private)
         self.exchange: Exchange | None = None
         self.used: np.ndarray | None = None  # which parameters got a gradient; known once it is committed
-        self.count = 0.0  # of rows, or as given with strategy.weigh, in the whole batch
         self.taken: set[int] = set()
-        self.bases: dict[int, torch.Tensor | None] = {}
         self._slots: dict[int, list[torch.Tensor]] = {}
         self._zeros: set[int] = set()  # replicas whose slots are known to hold zeros
 

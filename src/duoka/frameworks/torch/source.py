@@ -7,8 +7,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from duoka.data.seeds import derive
 from duoka.data.shares import STAND_IN_ROWS, share
-from duoka.frameworks.torch.dataset import make_seeded
+from duoka.frameworks.torch.dataset import make_collate, make_seeded
+from duoka.frameworks.torch.randomness import seeded
 
 Unit = tuple[int, ...]  # the replicas that run as one body
 
@@ -23,6 +25,7 @@ class Source:
     """Batches of one loader, in the order in which the bodies ask for them, loaded ahead where workers do that."""
 
     def __init__(self, loader: DataLoader[Any], seed: int, num_replicas: int, units: Callable[[], list[Unit]]) -> None:
+        self._seed = seed
         self._num_replicas = num_replicas
         self._units = units
         self._order = _Order()
@@ -55,7 +58,9 @@ class Source:
             rest += [(later, u) for later in range(position + 1, len(self._batches)) for u in units]
         self._ahead = None  # ends the loader's processes before others are started
         self._order.batches = [self._keys(at, u) for at, u in rest]
-        self._ahead = iter(self._inner)
+        # A loader draws a seed for its processes: from a stream of its own, not from the one that all workers share.
+        with seeded(derive("loader", self._seed, self._epoch, position, unit[0])):
+            self._ahead = iter(self._inner)
         self._expected = rest[::-1]
 
     def _keys(self, position: int, unit: Unit) -> list[tuple[int, Any]]:
@@ -90,7 +95,7 @@ def rebuild(loader: DataLoader[Any], dataset: Any, batches: Any) -> DataLoader[A
         dataset,
         batch_sampler=batches,
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=make_collate(loader.collate_fn),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

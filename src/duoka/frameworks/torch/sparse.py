@@ -18,19 +18,16 @@ def sparse_parameters(models: Iterable[nn.Module]) -> set[int]:
     }
 
 
-def write_sparse(
-    gradient: torch.Tensor, weight: float, slot: torch.Tensor, touched: torch.Tensor | None, is_first: bool
-) -> None:
-    """Add a sparse gradient to its slot; a mask beside it says which rows were touched, if only by zeros."""
-    if is_first:
-        slot.zero_()
-        if touched is not None:
-            touched.zero_()
+def write_sparse(gradient: torch.Tensor, weight: float, slot: torch.Tensor, touched: torch.Tensor | None) -> None:
+    """Write a sparse gradient into its slot; a mask beside it says which rows were touched, if only by zeros."""
+    slot.zero_()
+    if touched is not None:
+        touched.zero_()
     if weight == 0:
         return
     gradient = gradient.coalesce()
     rows = gradient.indices()[0]
-    slot[rows] += gradient.values().to(slot.dtype) * weight
+    slot[rows] = gradient.values().to(slot.dtype) * weight
     if touched is not None:
         touched[rows] = 1
 

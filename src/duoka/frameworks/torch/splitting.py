@@ -52,7 +52,8 @@ class Splitting:
         rows, num_own = rows_of(num_rows, self._collective.num_replicas, replicas)
         first, last = (rows[0], rows[-1] + 1) if num_rows else (0, 0)
         if torch.is_grad_enabled():
-            self._begin(Body(replicas, num_own, max(num_rows, 1), is_sum=True))
+            weight = 1 / len(self._collective.workers)  # every worker has the whole loss
+            self._begin(Body(replicas, num_own, max(num_rows, 1), fixed_weight=weight))
         own_args, own_kwargs = (self._take(given, first, last, num_rows) for given in (args, kwargs))
         self._calls += 1
         with seeded(derive("split", self._loop.seed, self._calls, replicas[0])):
@@ -119,7 +120,11 @@ class Splitting:
 
 
 class _Gather(torch.autograd.Function):
-    """The workers' parts side by side. All take the same loss of it, so each has its own part's gradient already."""
+    """The workers' parts side by side. All take the same loss of it, so each has its own part's gradient already.
+
+    Gradients are means over workers, so that what reaches parameters past this (a penalty on weights) counts once;
+    what comes through here has one worker that knows it, and is multiplied by their number.
+    """
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, axis: int, collective: Collective, tensors: Tensors) -> torch.Tensor:
@@ -128,11 +133,11 @@ class _Gather(torch.autograd.Function):
         kind, bits = read
         nothing = np.take(bits, [], axis)
         parts = collective.all_gather([bits] + [nothing] * (len(collective.replicas) - 1))
-        ctx.axis, ctx.size = axis, own.shape[axis]
+        ctx.axis, ctx.size, ctx.num_workers = axis, own.shape[axis], len(collective.workers)
         mine = collective.replicas[0]
         ctx.start = sum(part.shape[axis] for part in parts[:mine])
         return tensors.make(kind, np.concatenate(parts, axis), own)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient.narrow(ctx.axis, ctx.start, ctx.size), None, None, None
+        return gradient.narrow(ctx.axis, ctx.start, ctx.size) * ctx.num_workers, None, None, None

@@ -54,13 +54,13 @@ def _ask(batch_norm: Any) -> Any:
 
 def _whole_batch(input: torch.Tensor, loop: Loop, collective: Collective) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and (biased) variance over all rows of all workers, and how many values they were made of."""
-    own = input.detach()
+    own = input.detach().to(_statistics_dtype(input))
     axes = _all_but_channels(input)
     values = own.numel() // own.shape[1]
     variance, mean = torch.var_mean(own, axes, correction=0)
     assert loop.body is not None
     is_counted = loop.body.rows > 0  # a stand-in is left out
-    packed = torch.cat([mean, variance * values, mean.new_tensor([values])]).double().cpu().numpy()
+    packed = np.append(torch.cat([mean, variance * values]).double().cpu().numpy(), float(values))
     parts = [part for part in _gather(packed if is_counted else packed[:0], collective) if part.size]
     channels = own.shape[1]
     count, whole_mean, whole_squares = 0.0, np.zeros(channels), np.zeros(channels)
