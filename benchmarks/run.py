@@ -90,6 +90,11 @@ NOTES = """## Notes
 - PyTorch: all contestants run in the same two processes, one thread each, with the same model, data, optimizer
   and allocator settings, in turn. `half` is the plain step on half of the batch, without any communication; `alone` the
   plain step on the whole batch on one worker, while the other one waits; `memcpy` a copy of the gradient, by both.
+- The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
+  through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
+  pieces of the size of the cache and copying those; weighing in place and copying at once; pages lent to `p.grad` by
+  copy-on-write (the others then wait for them at their next backward). What helped: saying at once that the result
+  was taken (65 to 56 ms a step), one generator for all bodies, memory that malloc keeps.
 - `memcpy` is libc's (through NumPy), which writes around the cache; `copy_` is PyTorch's own copy loop, which does
   not. Both workers copy at once.
 - Where the private result costs more than 1.4 libc memcpys: one core of this machine reads about 12.5 GB/s and writes

@@ -18,7 +18,7 @@ from torch_step import make_resnet
 
 import duoka
 
-BATCH, BATCHES, REPETITIONS = 64, 2, 5
+BATCH, BATCHES = 64, 14
 
 
 def main() -> None:
@@ -26,15 +26,18 @@ def main() -> None:
     data = TensorDataset(torch.randn(BATCH * BATCHES, 3, 32, 32), torch.randint(0, 10, (BATCH * BATCHES,)))
     runs = {"plain": new_run(data), "duoka": new_run(data, duoka.Mirrored(devices=1))}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for repetition in range(REPETITIONS + 1):
-        for name, (model, optimizer, loader) in runs.items():
+    loops = {name: iter(loader) for name, (_, _, loader) in runs.items()}
+    for batch in range(BATCHES):
+        # One step each, in turn and in changing order: what else the machine does comes by both alike.
+        for name in sorted(runs, reverse=bool(batch % 2)):
+            model, optimizer, _ = runs[name]
             begin = time.perf_counter()
-            for x, y in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-            if repetition:
-                times[name].append((time.perf_counter() - begin) / BATCHES)
+            x, y = next(loops[name])
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if batch >= 2:
+                times[name].append(time.perf_counter() - begin)
     medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     ratio = medians["duoka"] / medians["plain"]
     print(f"one worker, one replica: {medians['duoka']:.1f} ms, plain {medians['plain']:.1f} ms: {ratio:.3f}x its time")
