@@ -47,6 +47,7 @@ def test_digits_on_one_and_two_workers_end_with_equal_weights(tmp_path):
     assert first == second
 
 
+@pytest.mark.slow
 def test_the_demo_shows_equal_bits_on_one_two_and_four_workers_and_that_all_of_them_learn(tmp_path):
     text = run(tmp_path, PYTHON, "demo.py", "--epochs", "5", timeout_s=150)
     rows = re.findall(r"^(\S.*?)  +[\d.]+ +([\d.]+) % +[\d.]+   ([0-9a-f]{12})$", text, re.MULTILINE)

@@ -63,7 +63,10 @@ def training(body: str, workers: int = 2, replicas: int = 2) -> str:
     return TRAINING.format(workers=workers, replicas=replicas) + body
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(1, 1), (1, 3), (2, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("workers", "replicas"),
+    [(1, 1), (2, 3), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 3), (2, 2)))],
+)
 def test_a_state_is_saved_once_per_batch_and_comes_back_on_every_worker(tmp_path, workers, replicas):
     script = training(
         """
@@ -158,6 +161,7 @@ print(json.dumps(told), flush=True)
     assert first["old"] == {"old": 1} and first["step"] == 5
 
 
+@pytest.mark.slow
 def test_others_wait_for_a_long_save_beyond_the_usual_deadline(tmp_path):
     script = """
         import os, sys, time, torch, duoka
@@ -200,7 +204,7 @@ strategy.save(path, state())
     assert ended.facts() == {1: {"step": 5, "main": True}}
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (3, 4)])
+@pytest.mark.parametrize(("workers", "replicas"), [pytest.param(2, 2, marks=pytest.mark.slow), (3, 4)])
 def test_a_loss_within_a_save_in_the_loop_changes_no_weight_and_no_save(tmp_path, workers, replicas):
     script = training(
         """
@@ -229,6 +233,7 @@ print(json.dumps({"sha256": hashlib.sha256(numbers).hexdigest(), "saved": num_sa
     assert struck.facts()[1]["saved"] == 5 and struck.facts()[1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_the_only_worker_killed_in_the_middle_of_a_save_leaves_the_old_file(tmp_path):
     script = training(
         """
@@ -310,6 +315,7 @@ def test_a_block_that_fails_on_the_main_worker_fails_on_all(tmp_path):
     assert ended.code == 1 and "away again" in ended.err
 
 
+@pytest.mark.slow
 def test_a_main_worker_lost_in_its_block_is_followed_by_another_one(tmp_path):
     script = """
         import json, os, signal, sys, time, duoka

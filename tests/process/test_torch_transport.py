@@ -78,6 +78,7 @@ def test_exact_sums_by_gloo_train_to_the_bits_of_shared_memory(tmp_path, num_wor
     assert {name: found[name]["sha256"] for name in NAMES} == {name: expected[name]["sha256"] for name in NAMES}
 
 
+@pytest.mark.slow
 def test_without_exact_the_librarys_own_sums_are_taken(tmp_path):
     """Near to those of shared memory, and not the same: else nothing says whose sums they were."""
     shared = results_of(train(tmp_path / "shm", 1, None, "sgd", env={}))["sgd"]
@@ -179,6 +180,7 @@ def test_loader_workers_that_outlive_their_dead_parent_hold_nobody_up(tmp_path):
     assert ended.seconds < 35
 
 
+@pytest.mark.slow
 def test_arrays_are_added_up_in_the_memory_of_the_host(tmp_path):
     script = """
         import numpy as np, duoka
@@ -189,6 +191,7 @@ def test_arrays_are_added_up_in_the_memory_of_the_host(tmp_path):
     assert ended.code == 0 and ended.out.strip() == "[1. 1. 1.] 4.0"
 
 
+@pytest.mark.slow
 def test_a_notebooks_workers_use_the_library_too(tmp_path):
     script = f"""
         import sys
