@@ -90,9 +90,7 @@ NOTES = """## Notes
 - PyTorch: all contestants run in the same two processes, one thread each, with the same model, data, optimizer
   and allocator settings, in turn. `half` is the plain step on half of the batch, without any communication; `alone` the
   plain step on the whole batch on one worker, while the other one waits; `memcpy` a copy of the gradient, by both.
-- The ResNet step takes seconds, so few are measured, and they vary: three runs on one day gave 1.04, 0.99 and 1.07 times
-  DDP's speed, 1.10, 1.02 and 1.05 times Accelerate's, 1.01, 1.11 and 1.03 times Fabric's, and 1.90, 1.73 and 1.80 times that of
-  one worker.
+- The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
   pieces of the size of the cache and copying those; weighing in place and copying at once; pages lent to `p.grad` by
