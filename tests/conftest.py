@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,19 @@ def run_workers(
 
     said: list[str] = []
     return launch(plan_for(num_workers, num_replicas, deadline_s), in_worker, said.append)
+
+
+def die_at(collective, number: int) -> None:
+    """Kill this worker at the n-th moment at which a worker can die."""
+    count = 0
+
+    def moment(name: str) -> None:
+        nonlocal count
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+
+    collective.moment = moment
 
 
 @pytest.fixture

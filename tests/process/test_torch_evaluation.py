@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from duoka.runtime.worker import attachment
 from duoka.session import WorkerSession
 from duoka.strategies.mirrored import Mirrored
-from tests.conftest import run_workers
+from tests.conftest import die_at, run_workers
 from tests.process.torch_evaluations import SCENARIOS, SIZES, WRONG, make_data, make_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
@@ -193,22 +193,10 @@ def lose_a_worker(collective, kind: str, victim: int = -1, moment: int = -1, bat
         return losses * torch.arange(20_000), count
 
     if collective.worker == victim and moment >= 0:
-        _die_at(collective, moment)
+        die_at(collective, moment)
     loader = DataLoader(make_data(), batch_size=8)
     answers = [strategy.evaluate(measure_large if kind == "large" else measure, loader) for _ in range(2)]
     return [np.asarray(answer).tobytes().hex()[:64] for answer in answers]
-
-
-def _die_at(collective, number: int) -> None:
-    count = 0
-
-    def moment(name: str) -> None:
-        nonlocal count
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-
-    collective.moment = moment
 
 
 @lru_cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 
 import pytest
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from duoka.collectives.solo import solo
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.adapter import TorchAdapter
-from tests.conftest import run_workers
+from tests.conftest import die_at, run_workers
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 WIDTHS = {"small": 8, "large": 3000}
@@ -35,7 +34,7 @@ def make(width: int = 8, rows: int = 48, batch_size: int = 12):
 
 def train(collective, size: str, backwards: int, victim: int = -1, moment: int = -1) -> str:
     if collective.worker == victim:
-        _die_at(collective, moment)
+        die_at(collective, moment)
     model, optimizer, loader = adapter_for(collective).prepare(make(WIDTHS[size]))
     for x, y in loader:
         optimizer.zero_grad()
@@ -45,18 +44,6 @@ def train(collective, size: str, backwards: int, victim: int = -1, moment: int =
             (0.3 * out.abs().mean()).backward()
         optimizer.step()
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-
-
-def _die_at(collective, number: int) -> None:
-    count = 0
-
-    def moment(name: str) -> None:
-        nonlocal count
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-
-    collective.moment = moment
 
 
 @pytest.mark.parametrize("size", list(WIDTHS))

@@ -102,6 +102,14 @@ def adam_float64(strategy):
 
 
 @scenario
+def adam(strategy):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(TensorDataset(*data()), batch_size=10)
+    return train(strategy, *strategy.prepare(model, optimizer, loader))
+
+
+@scenario
 def everything_at_once(strategy):
     """BatchNorm, dropout, shuffling, augmentation in loader workers, a short last batch, Adam."""
     model = mlp(batch_norm=True, dropout=0.3)

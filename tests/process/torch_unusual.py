@@ -64,21 +64,21 @@ def batch_norm_net(dtype):
 @scenario(sync_batchnorm=True)
 def synced_sgd(strategy):
     model = batch_norm_net(torch.float32)
-    return train(strategy, *strategy.prepare(model, sgd(model, 0.05), loader_of(*data(42))))
+    return train(strategy, *strategy.prepare(model, sgd(model, 0.05), loader_of(*data(102))))
 
 
 @scenario(sync_batchnorm=True)
 def synced_adam_float64(strategy):
     model = batch_norm_net(torch.float64)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    return train(strategy, *strategy.prepare(model, optimizer, loader_of(*data(42, dtype=torch.float64))))
+    return train(strategy, *strategy.prepare(model, optimizer, loader_of(*data(102, dtype=torch.float64))))
 
 
 @scenario(sync_batchnorm=True)
 def synced_weighed(strategy):
     """Weights of losses and of statistics at once: the loss is a mean over some of the rows."""
     model = batch_norm_net(torch.float64)
-    x, y = data(42, dtype=torch.float64)
+    x, y = data(102, dtype=torch.float64)
     model, optimizer, loader = strategy.prepare(model, sgd(model, 0.05), loader_of(x, y))
     for _ in range(3):
         for x, y in loader:

@@ -7,23 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from duoka.checkpoint.storage import StoredTensor
+from duoka.checkpoint.storage import TYPE_NAMES, StoredTensor
 from duoka.errors import CheckpointError
-
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-}
 
 
 class Codec(Protocol):
@@ -62,7 +47,7 @@ class NumpyCodec:
         if array.dtype.kind == "c" and array.dtype.itemsize <= 16:
             array = np.stack([array.real, array.imag], axis=-1)
             form += " complex"
-        name = _NAMES.get(array.dtype.name)
+        name = TYPE_NAMES.get(array.dtype.name)
         if name is None:
             raise CheckpointError(
                 f"{place} is an array of {array.dtype}, which cannot be saved.", do="convert it to numbers first."

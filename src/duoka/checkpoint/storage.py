@@ -16,6 +16,21 @@ from typing import Any, BinaryIO
 from duoka.errors import CheckpointError
 
 FORMAT = "duoka 1"
+# What safetensors calls the types that NumPy and the frameworks name alike.
+TYPE_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
 _LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 100_000_000  # what the safetensors library accepts
 _CHUNK_BYTES = 1 << 24

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.dataset import make_seeded
+from duoka.frameworks.torch.dataset import SeededDataset
 from duoka.frameworks.torch.nested import count_rows, take_rows
 from duoka.frameworks.torch.order import digest, list_batches, seeded_order
 from duoka.frameworks.torch.randomness import seed_all
@@ -47,7 +47,7 @@ class Blocks:
         return self._read_stream(replicas, pass_number) if self.is_stream else self._read_blocks(replicas, pass_number)
 
     def _read_blocks(self, replicas: Sequence[int], pass_number: int) -> Iterator[tuple[int, Any]]:
-        dataset = make_seeded(self._loader.dataset, self._seed)
+        dataset = SeededDataset(self._loader.dataset, self._seed)
         for replica in replicas:
             batches = [[(0, index) for index in batch] for batch in self._cut(replica)]
             if not batches:

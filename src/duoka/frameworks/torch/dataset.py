@@ -68,7 +68,3 @@ def make_collate(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], A
 
 def _number(index: Any) -> int:
     return int(index) if isinstance(index, int) else derive(str(index)[:16], hash(index))
-
-
-def make_seeded(dataset: Any, seed: int) -> SeededDataset:
-    return SeededDataset(dataset, seed)

@@ -132,9 +132,9 @@ class PreparedLoader:
             if batch is _END:
                 return
             rows = count_rows(batch)
-            if rows is None:
+            if not rows:
                 raise MismatchError(
-                    f"A batch has no tensor to count rows by: it is a {type(batch).__name__}.",
+                    f"A batch has no rows that could be split: it is a {type(batch).__name__}.",
                     do="let the loader give tensors whose first dimension is the rows.",
                 )
             yield rows, partial(self._cut, batch, rows)

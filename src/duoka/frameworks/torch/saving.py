@@ -7,26 +7,10 @@ from typing import Any
 
 import torch
 
-from duoka.checkpoint.storage import StoredTensor
+from duoka.checkpoint.storage import TYPE_NAMES, StoredTensor
 from duoka.errors import CheckpointError
 
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
+_NAMES = TYPE_NAMES | {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
 
 class TorchCodec:

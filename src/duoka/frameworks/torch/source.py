@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from duoka.data.seeds import derive
 from duoka.data.shares import STAND_IN_ROWS, share
-from duoka.frameworks.torch.dataset import make_collate, make_seeded
+from duoka.frameworks.torch.dataset import SeededDataset, make_collate
 from duoka.frameworks.torch.randomness import seeded
 
 Unit = tuple[int, ...]  # the replicas that run as one body
@@ -29,7 +29,7 @@ class Source:
         self._num_replicas = num_replicas
         self._units = units
         self._order = _Order()
-        self._inner = rebuild(loader, make_seeded(loader.dataset, seed), self._order)
+        self._inner = rebuild(loader, SeededDataset(loader.dataset, seed), self._order)
         self._batches: list[list[Any]] = []
         self._epoch = 0
         self._ahead: Iterator[Any] | None = None
