@@ -95,7 +95,10 @@ class WorkerSession:
         return len(self.collective.workers)
 
     def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
-        framework = importlib.import_module(f"duoka.frameworks.{framework_of(objects)}.adapter")
+        return self.adapter_to(framework_of(objects), options)
+
+    def adapter_to(self, framework_name: str, options: Options) -> Adapter:
+        framework = importlib.import_module(f"duoka.frameworks.{framework_name}.adapter")
         is_worker = attachment() is not None
         options = replace(options, transport=self._plan.transport, sees_only_its_card=is_worker)
         adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device, options)
@@ -192,6 +195,9 @@ class NotebookSession:
 
     def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
         return self._joined.adapter(objects, options)
+
+    def adapter_to(self, framework_name: str, options: Options) -> Adapter:
+        return self._joined.adapter_to(framework_name, options)
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         for line in (*self._plan.notes, describe_plan(self._plan)):

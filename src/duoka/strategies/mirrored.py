@@ -143,6 +143,20 @@ class Mirrored:
         prepared = self._adapter.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Keras models that are made or compiled inside train on all replicas: `fit` and the rest stay as they are.
+
+        It may be opened many times, and models may be trained inside. With one replica nothing changes.
+        """
+        if self.replicas == 1:
+            yield
+            return
+        if self._adapter is None:
+            self._adapter = self._unprepared or self._session.adapter_to("keras", self._options)
+        with self._adapter.scope(self):
+            yield
+
     def sum_over_replicas(self, compute: Compute) -> Any:
         """One step: the sum of `compute(replica)` over all replicas, in tree order, on every worker.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,6 +95,10 @@ class Adapter(Protocol):
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]: ...
 
+    def scope(self, owner: Any) -> AbstractContextManager[None]:
+        """What is made inside belongs to the run, without being prepared."""
+        ...
+
     def weigh(self, loss: Any, count: Any) -> Any: ...
 
     def accumulate(self, num_batches: int) -> None: ...
@@ -150,6 +155,10 @@ class Session(Protocol):
 
     def adapter(self, objects: Sequence[Any], options: Options) -> Adapter:
         """An adapter to the framework that these objects belong to; each strategy has its own."""
+        ...
+
+    def adapter_to(self, framework_name: str, options: Options) -> Adapter:
+        """The same, by the framework's name."""
         ...
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any: ...

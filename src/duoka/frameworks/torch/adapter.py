@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,12 @@ class TorchAdapter:
         self._prepared.update({id(thing): thing for thing in (*objects, *results.values())})
         self._course.rescan()
         return [results[id(thing)] for thing in objects]
+
+    def scope(self, owner: Any) -> AbstractContextManager[None]:
+        raise MismatchError(
+            "This strategy has prepared PyTorch models; its scope is for Keras models.",
+            do="pass models, optimizers and loaders to strategy.prepare.",
+        )
 
     def _prepare_one(self, thing: Any) -> Any:
         if isinstance(thing, nn.Module):

@@ -1,0 +1,123 @@
+"""Keras behind a strategy: ties models to the run, whichever backend Keras runs on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from duoka.collectives.collective import Collective
+from duoka.devices.device import Device
+from duoka.errors import MismatchError
+from duoka.frameworks.keras.attachment import Attachment
+from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.scope import watch_models
+from duoka.frameworks.keras.steps import Progress
+from duoka.strategies.strategy import Options
+
+
+class NoEvaluation:
+    """`evaluate` and `predict` are the model's own."""
+
+    def refuse(self, call: str) -> None:
+        pass
+
+
+class PlainTensors:
+    """Tensors go through NumPy, and stay arrays."""
+
+    def on_host(self, value: Any) -> Any:
+        return keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value
+
+    def read(self, value: Any) -> None:
+        return None
+
+    def make(self, kind: str, bits: Any, like: Any) -> Any:
+        return bits
+
+
+class KerasAdapter:
+    def __init__(self, collective: Collective, options: Options | None = None) -> None:
+        self._collective = collective
+        self.options = options or Options()
+        self._memory = Memory(collective)
+        self._progress = Progress()
+        self._attached: dict[int, tuple[Any, Attachment]] = {}
+        self._told: set[str] = set()
+        self.evaluation = NoEvaluation()
+        self.tensors = PlainTensors()
+
+    def prepare(self, objects: Sequence[Any]) -> list[Any]:
+        for thing in objects:
+            if not isinstance(thing, keras.Model):
+                raise MismatchError(
+                    f"A {type(thing).__name__} cannot be prepared beside Keras models.",
+                    do="prepare the model; its optimizer and the data go with it.",
+                )
+            self.attach(thing)
+        return list(objects)
+
+    def attach(self, model: Any) -> None:
+        """Once for each model. With one replica it stays as it is."""
+        if self._collective.num_replicas == 1 or id(model) in self._attached:
+            return
+        if self.options.sync_batchnorm:
+            raise MismatchError("sync_batchnorm=True is not there for Keras yet.", do="leave it out.")
+        attachment = Attachment(model, self._collective, self._memory, self._progress, self.tell_once)
+        attachment.attach()
+        self._attached[id(model)] = model, attachment
+
+    @contextmanager
+    def scope(self, owner: Any) -> Iterator[None]:
+        with watch_models(owner, self.attach):
+            yield
+
+    # What the strategy asks.
+
+    @property
+    def step(self) -> int:
+        return self._progress.step
+
+    @property
+    def batch(self) -> int:
+        return self._progress.step
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        return None if self._progress.rows is None else (self._progress.step, self._progress.rows)
+
+    @property
+    def stepped(self) -> bool:
+        return True
+
+    @property
+    def count(self) -> int | None:
+        return None
+
+    def weigh(self, loss: Any, count: Any) -> Any:
+        return loss
+
+    def accumulate(self, num_batches: int) -> None:
+        raise MismatchError(
+            "strategy.accumulate is for loops of your own.",
+            do="give the optimizer gradient_accumulation_steps.",
+        )
+
+    def contribute(self, kind: str, value: Any, count: Any) -> None:
+        return None
+
+    def evaluate(self, function: Any, loader: Any) -> Any:
+        raise MismatchError("strategy.evaluate is for PyTorch loaders.", do="call model.evaluate.")
+
+    def tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            if self._collective.worker == min(self._collective.workers):
+                print(f"duoka: {text}", file=sys.stderr)
+
+
+def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> KerasAdapter:
+    return KerasAdapter(collective, options)

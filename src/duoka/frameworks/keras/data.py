@@ -1,0 +1,47 @@
+"""A global batch: how many rows it has, and a digest that tells whether all workers see the same one."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from keras import tree
+
+from duoka.collectives.arrays import as_array
+from duoka.errors import MismatchError
+
+_DIGEST_BYTES = 4096  # of each array: its first rows differ when the order does
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    return [leaf for leaf in tree.flatten(batch) if getattr(leaf, "shape", None) is not None and len(leaf.shape)]
+
+
+def count_rows(batch: Any) -> int:
+    """All arrays of a batch have the same number of rows; numbers without rows go to every replica."""
+    counts = {int(leaf.shape[0]) for leaf in leaves_of(batch)}
+    if len(counts) != 1:
+        raise MismatchError(
+            f"The arrays of a batch have {', '.join(map(str, sorted(counts))) or 'no'} rows.",
+            why="replicas take parts of a batch, so that its arrays must have the same number of rows.",
+            do="let x, y and sample_weight of a batch have one row for each sample.",
+        )
+    return counts.pop()
+
+
+def digest(batch: Any) -> int:
+    """The same number for the same rows in the same order, nearly always another one otherwise."""
+    number = 0
+    for leaf in leaves_of(batch):
+        try:
+            part = as_array(leaf[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))])
+        except (MismatchError, TypeError):
+            continue  # ragged, sparse, or text
+        if part.dtype.kind not in "OSUV":
+            number = zlib.crc32(np.ascontiguousarray(part).data, number)
+    return number
+
+
+def _row_bytes(leaf: Any) -> int:
+    return int(np.prod([int(size) for size in leaf.shape[1:]])) * 4

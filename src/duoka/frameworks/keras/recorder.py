@@ -1,0 +1,70 @@
+"""Watches a training step: what it hands to the optimizer, which is held back, and which variables it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from duoka.errors import MismatchError
+
+
+class Recorder:
+    """Use it around one run, or one tracing, of a `train_step` or `test_step`. Nothing of it stays on the optimizer."""
+
+    def __init__(self, model: Any, *, is_training: bool) -> None:
+        self._model, self._is_training = model, is_training
+        self.gradients: list[Any] | None = None
+        self.variables: list[Any] = []  # that the gradients are of
+        self.changed: dict[int, Any] = {}  # variables that were assigned to, by id
+        self._metric_ids = {id(variable) for variable in model.metrics_variables}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        shadow = {"apply": self._apply, "stateless_apply": self._stateless_apply}
+        attributes = self._model.optimizer.__dict__ if self._is_training else {}
+        attributes.update(shadow)
+        assign = keras.Variable._direct_assign
+        keras.Variable._direct_assign = lambda variable, value: self._assign(assign, variable, value)
+        try:
+            yield
+        finally:
+            keras.Variable._direct_assign = assign
+            for name in shadow:
+                attributes.pop(name, None)
+        if self.gradients is None and self._is_training:
+            raise MismatchError(
+                f"The train_step of {type(self._model).__name__} did not call the optimizer.",
+                why="the gradients that it hands to optimizer.apply are what replicas exchange.",
+                do="let it call self.optimizer.apply(gradients, variables), on all branches.",
+            )
+
+    def _apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        variables = self._model.optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        self._record(list(grads), list(variables))
+
+    def _stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        self._record(list(grads), list(self._model.optimizer._trainable_variables))
+        return trainable_variables, optimizer_variables
+
+    def _record(self, gradients: list[Any], variables: list[Any]) -> None:
+        if self.gradients is not None:
+            raise self._refuse("applies gradients more than once")
+        self.gradients, self.variables = gradients, variables
+
+    def _assign(self, assign: Any, variable: Any, value: Any) -> None:
+        is_metric = id(variable) in self._metric_ids
+        if self.gradients is not None and not is_metric:
+            raise self._refuse(f"changes {variable.path} after it has applied gradients")
+        if not is_metric:
+            self.changed[id(variable)] = variable
+        assign(variable, value)
+
+    def _refuse(self, what: str) -> MismatchError:
+        return MismatchError(
+            f"The train_step of {type(self._model).__name__} {what}.",
+            why="gradients are exchanged when the step is over, and applied then: what follows would see old weights.",
+            do="apply once, at the end, and let only metrics follow; or train it with one replica.",
+        )

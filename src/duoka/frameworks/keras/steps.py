@@ -1,0 +1,130 @@
+"""The course of one global batch: each replica's rows, the exchange, and one update, the same on every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.collectives.collective import Collective
+from duoka.data.shares import rows_to_compute, share
+from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.data import count_rows, digest
+from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.note import Note, compare
+from duoka.frameworks.keras.outcome import Outcome
+from duoka.frameworks.keras.terms import MOST_TERMS, Terms
+from duoka.frameworks.keras.transfer import Transfer, digest_of
+
+
+class Progress:
+    """How far the run is, over all models of a strategy."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.rows: int | None = None  # of the global batch under way
+
+
+class Steps:
+    def __init__(
+        self,
+        collective: Collective,
+        memory: Memory,
+        backend: Backend,
+        terms: Terms,
+        progress: Progress,
+        tell: Callable[[str], None],
+        *,
+        is_training: bool,
+    ) -> None:
+        self._collective, self._memory, self._backend, self._terms = collective, memory, backend, terms
+        self._progress, self._tell, self._is_training = progress, tell, is_training
+        self._is_known = False
+
+    def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
+        """Train, or validate, on one global batch; gives the logs. A worker that is lost on the way is made up for."""
+        self._backend.begin_batch(state)
+        total_rows = self._progress.rows = count_rows(batch)
+        ready: dict[int, Outcome] = {}
+        first = self._collective.replicas[0]
+        if not self._is_known:
+            # The first run of all shows what the step computes; where terms need corrections, it runs again.
+            outcome = self._compute(batch, first, None, None)
+            self._is_known = True
+            if self._terms.are_means:
+                ready[first] = outcome
+        counts, total_counts = self._exchange_counts(batch, total_rows)
+        if first not in ready:
+            ready[first] = self._compute(batch, first, counts, total_counts)
+        num_rows = len(rows_to_compute(total_rows, self._collective.num_replicas, first))
+        transfer = Transfer(self._collective, self._memory, ready[first], num_rows, total_rows)
+        kind = "step" if self._is_training else "validation after step"
+        name = f"of {kind} {self._progress.step}, {total_rows} rows, contents {transfer.digest:08x},"
+        exchange = self._collective.exchange(transfer.buffers, name)
+        data, rate = digest(batch), self._backend.learning_rate()
+        is_committed = False
+        while not is_committed:
+            for replica in exchange.missing:
+                num_rows = len(share(total_rows, self._collective.num_replicas, replica))
+                if num_rows == 0:
+                    transfer.write_nothing(exchange, replica)
+                    exchange.deposit(replica)
+                    continue
+                outcome = ready.pop(replica, None) or self._compute(batch, replica, counts, total_counts)
+                transfer.write(exchange, replica, outcome, num_rows)
+                exchange.deposit(replica, Note(data, rate, self._digest_others(outcome)).pack())
+            is_committed = exchange.commit()
+        compare(exchange.notes, self._progress.step, self._tell)
+        total = transfer.read(exchange)
+        exchange.release()
+        logs = self._backend.apply(total)
+        self._collective.end_step()
+        self._progress.step += self._is_training
+        return logs
+
+    def _compute(
+        self, batch: Any, replica: int, counts: dict[int, Array] | None, total_counts: Array | None
+    ) -> Outcome:
+        num_replicas, total_rows = self._collective.num_replicas, count_rows(batch)
+        rows = rows_to_compute(total_rows, num_replicas, replica)
+        own = None
+        if counts is not None:
+            own = counts[replica] if replica in counts else self._count(batch, replica)
+        corrections = self._terms.corrections(len(rows), total_rows, own, total_counts)
+        return self._backend.compute(self._backend.cut(batch, rows), replica, corrections)
+
+    def _digest_others(self, outcome: Outcome) -> int:
+        seeds = {id(seed) for seed in self._backend.seeds}
+        pairs = zip(self._backend.others, outcome.others, strict=True)
+        return digest_of([array for variable, array in pairs if id(variable) not in seeds])
+
+    # Denominators that are not numbers of rows.
+
+    def _exchange_counts(self, batch: Any, total_rows: int) -> tuple[dict[int, Array] | None, Array | None]:
+        """For loss terms with denominators of their own: each local replica's, and their sums."""
+        if not self._terms.are_counted:
+            return None, None
+        buffer = self._collective.scratch(MOST_TERMS, np.float64)
+        exchange = self._collective.exchange([buffer], f"of denominators of step {self._progress.step}")
+        counts: dict[int, Array] = {}
+        is_committed = False
+        while not is_committed:
+            for replica in exchange.missing:
+                counts[replica] = np.zeros(MOST_TERMS)
+                if share(total_rows, self._collective.num_replicas, replica):
+                    counts[replica] = self._count(batch, replica)
+                exchange.slot(buffer, replica)[:] = counts[replica]
+                exchange.deposit(replica)
+            is_committed = exchange.commit()
+        total = exchange.result(buffer).copy()
+        exchange.release()
+        return counts, total
+
+    def _count(self, batch: Any, replica: int) -> Array:
+        rows = rows_to_compute(count_rows(batch), self._collective.num_replicas, replica)
+        counts = np.zeros(MOST_TERMS)
+        counted = self._backend.count(self._backend.cut(batch, rows), replica)
+        counts[: len(counted)] = counted
+        return counts

@@ -1,0 +1,95 @@
+"""The terms of a loss, and what makes each of them the one-device value when replicas are weighted by their rows.
+
+A replica's gradient is weighted n_r / n. That is right for terms that are means over rows. A sum over rows has to be
+multiplied with n / n_r first. A mean over something else (the steps that no mask hides, the sum of sample weights) is
+divided by d_r, which is this replica's own: it has to be multiplied with (d_r / n_r) (n / d), d being the sum of all
+d_r, which replicas exchange before they compute gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from keras import ops
+from keras.src.losses import loss as loss_module
+
+from duoka.collectives.arrays import Array
+from duoka.errors import MismatchError
+
+MOST_TERMS = 64
+MEAN, SUM, COUNTED = "mean", "sum", "counted"
+
+
+class Terms:
+    """Watches the losses that a step computes: each call of a Keras loss is a term, in the order of calls."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []  # of the last run or tracing
+        self.denominators: list[Any] = []
+
+    @property
+    def are_counted(self) -> bool:
+        """Whether denominators have to be exchanged before gradients are computed."""
+        return COUNTED in self.kinds
+
+    @property
+    def are_means(self) -> bool:
+        """Whether all terms are plain means over rows, which need no correction."""
+        return set(self.kinds) <= {MEAN}
+
+    @contextmanager
+    def watching(self, corrections: Any) -> Iterator[None]:
+        """Multiply each term with its correction, except plain means, whose correction is 1."""
+        self.kinds, self.denominators = [], []
+        reduce = loss_module.reduce_weighted_values
+
+        def corrected(
+            values: Any,
+            sample_weight: Any = None,
+            mask: Any = None,
+            reduction: Any = "sum_over_batch_size",
+            dtype: Any = None,
+        ) -> Any:
+            number, kind = len(self.kinds), _kind(sample_weight, mask, reduction)
+            if number == MOST_TERMS:
+                raise MismatchError(f"A training step computes more than {MOST_TERMS} losses.")
+            self.kinds.append(kind)
+            self.denominators.append(_denominator(values, sample_weight, mask, reduction) if kind == COUNTED else 1.0)
+            term = reduce(values, sample_weight, mask, reduction, dtype)
+            return term if kind == MEAN else term * ops.cast(corrections[number], term.dtype)
+
+        loss_module.reduce_weighted_values = corrected
+        try:
+            yield
+        finally:
+            loss_module.reduce_weighted_values = reduce
+
+    def corrections(self, num_rows: int, total_rows: int, own: Array | None, total: Array | None) -> Array:
+        """For each term; `own` and `total` are denominators, where they were exchanged."""
+        factors = np.ones(MOST_TERMS, np.float32)
+        for number, kind in enumerate(self.kinds):
+            if kind == SUM:
+                factors[number] = total_rows / num_rows
+            elif kind == COUNTED and own is not None and total is not None and total[number]:
+                factors[number] = (own[number] / num_rows) * (total_rows / total[number])
+        return factors
+
+
+def _kind(sample_weight: Any, mask: Any, reduction: Any) -> str:
+    if reduction in ("sum", "none", None):
+        return SUM
+    if mask is not None or (reduction == "mean_with_sample_weight" and sample_weight is not None):
+        return COUNTED
+    return MEAN
+
+
+def _denominator(values: Any, sample_weight: Any, mask: Any, reduction: Any) -> Any:
+    """What Keras divides by, see `reduce_weighted_values`."""
+    if reduction != "mean_with_sample_weight":
+        return ops.sum(ops.cast(mask, "float32"))
+    weight = loss_module.apply_mask(sample_weight, mask, values.dtype, reduction)
+    _, weight = loss_module.squeeze_or_expand_to_same_rank(values, ops.cast(weight, values.dtype))
+    return ops.cast(ops.sum(weight), "float32")

@@ -1,0 +1,169 @@
+"""An outcome on its way: into a replica's slots, weighted by its rows, and out of the sums."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.collectives.collective import Buffer, Collective, Exchange
+from duoka.data.shares import share
+from duoka.errors import MismatchError
+from duoka.frameworks.keras.layout import Kind, Layout
+from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.outcome import Outcome, Slices
+
+
+@dataclass(frozen=True)
+class SlicesKind:
+    """Slices travel as they are, each replica's behind the one's before it: merged ones would be clipped differently.
+
+    So that everybody knows where they go, there must be the same number of them for every row.
+    """
+
+    entries_per_row: int
+    row: Kind
+    index_dtype: np.dtype
+
+
+class Transfer:
+    """One step's numbers between an `Outcome` and an exchange. The first outcome shows what has to travel."""
+
+    def __init__(self, collective: Collective, memory: Memory, first: Outcome, num_rows: int, total_rows: int) -> None:
+        self._num_replicas = collective.num_replicas
+        self._total_rows = total_rows
+        self._dense_at = [n for n, part in enumerate(first.gradients) if not isinstance(part, Slices)]
+        self._num_gradients = len(first.gradients)
+        self._slices = {
+            n: _kind_of_slices(part, num_rows) for n, part in enumerate(first.gradients) if isinstance(part, Slices)
+        }
+        self._counts = [len(self._dense_at), len(first.moving), len(first.logs), len(first.metrics)]
+        self._layout = Layout([Kind.of(part) for part in self._summed(first)])
+        self._other_kinds = [Kind.of(part) for part in first.others]
+        self._other_bytes = sum(kind.size * kind.dtype.itemsize for kind in self._other_kinds)
+        self._slices_layout = Layout(
+            [
+                kind
+                for slices in self._slices.values()
+                for kind in (
+                    Kind((slices.entries_per_row * total_rows,), slices.index_dtype),
+                    Kind((slices.entries_per_row * total_rows, *slices.row.shape), slices.row.dtype),
+                )
+            ]
+        )
+        self._fixed = memory.buffers(self._layout)
+        if self._other_bytes:
+            self._fixed += memory.buffers(Layout([Kind((self._other_bytes,), np.dtype(np.uint8))]))
+        scratch = [collective.scratch(count, dtype) for dtype, count in self._slices_layout.sizes.items()]
+        self.buffers: list[Buffer] = [*self._fixed, *scratch]
+
+    @property
+    def digest(self) -> int:
+        """Equal where the same things travel."""
+        return zlib.crc32(repr((self._layout.digest, self._slices_layout.digest, self._other_bytes)).encode())
+
+    def _summed(self, outcome: Outcome) -> list[Array]:
+        dense: list[Array] = []
+        for n in self._dense_at:
+            part = outcome.gradients[n]
+            assert not isinstance(part, Slices)
+            dense.append(part)
+        return [*dense, *outcome.moving, *outcome.logs, *outcome.metrics]
+
+    # In.
+
+    def write(self, exchange: Exchange, replica: int, outcome: Outcome, num_rows: int) -> None:
+        """Gradients, moving state and logs are weighted by rows; metrics are sums; other state is replica 0's."""
+        weight = num_rows / self._total_rows
+        flats, others, scratch = self._slots(exchange, replica)
+        arrays = self._summed(outcome)
+        num_weighted = len(arrays) - len(outcome.metrics)
+        for n, (slot, array) in enumerate(zip(self._layout.views(flats), arrays, strict=True)):
+            if n < num_weighted:
+                np.multiply(array, weight, out=slot, dtype=slot.dtype, casting="same_kind")
+            else:
+                np.copyto(slot, array)
+        if self._other_bytes:
+            others[:] = _bytes_of(outcome.others) if replica == 0 else 0
+        places = self._slices_layout.views(scratch)
+        rows = share(self._total_rows, self._num_replicas, replica)
+        for place, (n, kind) in enumerate(self._slices.items()):
+            part = outcome.gradients[n]
+            assert isinstance(part, Slices)
+            indices, values = places[2 * place], places[2 * place + 1]
+            start, stop = rows.start * kind.entries_per_row, rows.stop * kind.entries_per_row
+            for array in (indices, values):
+                array[:start], array[stop:] = 0, 0
+            if len(part.indices) != stop - start:
+                raise _uneven(len(part.indices), num_rows)
+            indices[start:stop] = part.indices
+            np.multiply(part.values, weight, out=values[start:stop], dtype=values.dtype, casting="same_kind")
+
+    def write_nothing(self, exchange: Exchange, replica: int) -> None:
+        """For a replica without rows: left out of every sum."""
+        flats, others, scratch = self._slots(exchange, replica)
+        for flat in (*flats, *scratch):
+            flat[:] = 0
+        if self._other_bytes:
+            others[:] = 0
+
+    def _slots(self, exchange: Exchange, replica: int) -> tuple[list[Array], Array, list[Array]]:
+        slots = [exchange.slot(buffer, replica) for buffer in self.buffers]
+        return self._split(slots)
+
+    def _split(self, flats: Sequence[Array]) -> tuple[list[Array], Array, list[Array]]:
+        num_summed = len(self._layout.sizes)
+        others = flats[num_summed] if self._other_bytes else np.empty(0, np.uint8)
+        return list(flats[:num_summed]), others, list(flats[len(self._fixed) :])
+
+    # Out.
+
+    def read(self, exchange: Exchange) -> Outcome:
+        """What all replicas did together, in memory of its own."""
+        flats, others, scratch = self._split([exchange.result(buffer) for buffer in self.buffers])
+        parts = iter(self._layout.results(flats))
+        dense, moving, logs, metrics = ([next(parts) for _ in range(count)] for count in self._counts)
+        gradients: list[Array | Slices] = [np.empty(0)] * self._num_gradients
+        for n, gradient in zip(self._dense_at, dense, strict=True):
+            gradients[n] = gradient
+        places = self._slices_layout.results(scratch)
+        for place, n in enumerate(self._slices):
+            gradients[n] = Slices(places[2 * place], places[2 * place + 1])
+        return Outcome(gradients, moving, self._read_others(others), metrics, logs)
+
+    def _read_others(self, data: Array) -> list[Array]:
+        arrays, start = [], 0
+        for kind in self._other_kinds:
+            stop = start + kind.size * kind.dtype.itemsize
+            # Copied: an array of another type must begin at a multiple of its size.
+            arrays.append(data[start:stop].copy().view(kind.dtype).reshape(kind.shape))
+            start = stop
+        return arrays
+
+
+def digest_of(arrays: Sequence[Array]) -> int:
+    return zlib.crc32(_bytes_of(arrays).data)
+
+
+def _bytes_of(arrays: Sequence[Array]) -> Array:
+    return np.concatenate(
+        [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays] or [np.empty(0, np.uint8)]
+    )
+
+
+def _kind_of_slices(part: Slices, num_rows: int) -> SlicesKind:
+    if len(part.indices) % num_rows:
+        raise _uneven(len(part.indices), num_rows)
+    row = Kind(tuple(part.values.shape[1:]), part.values.dtype)
+    return SlicesKind(len(part.indices) // num_rows, row, part.indices.dtype)
+
+
+def _uneven(num_entries: int, num_rows: int) -> MismatchError:
+    return MismatchError(
+        f"A sparse gradient of {num_rows} rows has {num_entries} entries.",
+        why="the rows of a batch must look up equally many entries of a table, so that everybody knows their places.",
+        do="pad the rows of a batch to one length.",
+    )

@@ -1,0 +1,275 @@
+"""Small Keras trainings, run as a script on some number of workers; prints one JSON line of digests and weights.
+
+    KERAS_BACKEND=jax duoka run --devices W --replicas R tests/process/keras_scenarios.py [name ...]
+
+With --plain each scenario is trained in the ordinary way, on one device and without Duoka.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import keras
+import numpy as np
+from keras import layers
+
+SCENARIOS: dict[str, Callable] = {}
+
+
+def scenario(function: Callable) -> Callable:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+class Plain:
+    """Duoka's words on one device: what an unconverted script does."""
+
+    def scope(self):
+        return contextlib.nullcontext()
+
+    def prepare(self, model):
+        return model
+
+
+def numbers(rows: int = 101, features: int = 12):
+    generator = np.random.default_rng(5)
+    x = generator.standard_normal((rows, features)).astype("float32")
+    return x, generator.integers(0, 4, rows)
+
+
+def tokens(rows: int = 101, length: int = 9, vocabulary: int = 30):
+    """Few of them come often, so that the gradient of the table has repeated rows."""
+    generator = np.random.default_rng(6)
+    x = (generator.random((rows, length)) ** 3 * vocabulary).astype("int32")
+    return x, generator.integers(0, 4, rows), generator.random(rows).astype("float32") + 0.5
+
+
+@scenario
+def everything_at_once(strategy):
+    """BatchNorm, dropout, embedding, accumulation, EMA, an uneven last batch, shuffling."""
+    keras.utils.set_random_seed(7)
+    x, y, _ = tokens(93)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                layers.Embedding(30, 8),
+                layers.Conv1D(8, 3),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.Dropout(0.3),
+                layers.GlobalMaxPooling1D(),
+                layers.Dense(4),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(
+            1e-2, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=5, global_clipnorm=1.0
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+    return model, model.fit(x, y, batch_size=12, epochs=3, verbose=0)
+
+
+@scenario
+def sgd(strategy):
+    """Convolution, embedding with repeated tokens, clip norm, l2, sample weights, an uneven last batch."""
+    keras.utils.set_random_seed(7)
+    x, y, weight = tokens(101)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                layers.Embedding(30, 8),
+                layers.Conv1D(8, 3, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-3)),
+                layers.GlobalMaxPooling1D(),
+                layers.Dense(4),
+            ]
+        )
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model, model.fit(x, y, sample_weight=weight, batch_size=10, epochs=20, verbose=0, shuffle=True)
+
+
+@scenario
+def last_batch_of_one(strategy):
+    """More replicas than rows: those without are left out."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(31)
+    model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    model = strategy.prepare(model)
+    return model, model.fit(x, y, batch_size=10, epochs=5, verbose=0, validation_data=(x[:13], y[:13]))
+
+
+class OwnStep(keras.Model):
+    """A train_step of the user's own, as each backend writes it; it reports a number that no metric keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(16, activation="relu"), layers.Dense(4)
+        self.rest = keras.metrics.Mean(name="rest")
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def loss_of(self, x, y):
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True))
+
+    if keras.backend.backend() == "tensorflow":
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(x, y)
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+            )
+            self.rest.update_state(loss, sample_weight=tf.shape(x)[0])
+            return {"rest": self.rest.result(), "mean": loss}
+
+    elif keras.backend.backend() == "torch":
+
+        def train_step(self, data):
+            import torch
+
+            x, y = data
+            self.zero_grad()
+            loss = self.loss_of(x, y)
+            loss.backward()
+            gradients = [v.value.grad for v in self.trainable_weights]
+            with torch.no_grad():
+                self.optimizer.apply(gradients, self.trainable_weights)
+            self.rest.update_state(loss, sample_weight=x.shape[0])
+            return {"rest": self.rest.result(), "mean": loss}
+
+    else:
+
+        def train_step(self, state, data):
+            import jax
+
+            weights, other, slots, counted = state
+            x, y = data
+
+            def loss_and_state(weights, other):
+                logits, other = self.stateless_call(weights, other, x, training=True)
+                losses = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+                return keras.ops.mean(losses), other
+
+            (loss, other), gradients = jax.value_and_grad(loss_and_state, has_aux=True)(weights, other)
+            weights, slots = self.optimizer.stateless_apply(slots, gradients, weights)
+            with keras.StatelessScope(list(zip(self.metrics_variables, counted, strict=True))) as scope:
+                self.rest.update_state(loss, sample_weight=x.shape[0])
+                logs = {"rest": self.rest.result(), "mean": loss}
+            counted = [scope.get_current_value(v) for v in self.metrics_variables]
+            return logs, (weights, other, slots, counted)
+
+
+@scenario
+def own_train_step(strategy):
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    with strategy.scope():
+        model = OwnStep()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+        model.build((None, x.shape[1]))
+        history = model.fit(x, y, batch_size=10, epochs=4, verbose=0)  # training inside the scope, too
+    return model, history
+
+
+@scenario
+def masked_beside_unmasked(strategy):
+    """Two outputs, one hidden by a mask where rows are padded; weighted means; class weights are below."""
+    keras.utils.set_random_seed(7)
+    x, y, weight = tokens(41)
+    x[np.arange(9)[None] >= np.random.default_rng(2).integers(2, 9, (41, 1))] = 0
+    with strategy.scope():
+        inputs = keras.Input((9,), dtype="int32")
+        embedded = layers.Embedding(30, 8, mask_zero=True)(inputs)
+        steps = layers.Dense(30, name="steps")(embedded)
+        whole = layers.Dense(4, name="whole")(layers.GlobalAveragePooling1D()(embedded))
+        model = keras.Model(inputs, {"steps": steps, "whole": whole})
+        losses = {
+            "steps": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "whole": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        }
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), losses, loss_weights={"steps": 0.7, "whole": 1.0})
+    weights = {"steps": np.ones(len(x), "float32"), "whole": weight}
+    return model, model.fit(x, {"steps": x, "whole": y}, sample_weight=weights, batch_size=10, epochs=4, verbose=0)
+
+
+@scenario
+def sum_reduction(strategy):
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])
+    weights = {0: 1.0, 1: 0.5, 2: 2.0, 3: 1.5}
+    return model, model.fit(x, y, batch_size=10, epochs=4, verbose=0, class_weight=weights, validation_split=0.2)
+
+
+@scenario
+def batches_from_a_dataset(strategy):
+    """A PyDataset with dictionaries, and train_on_batch afterwards."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            rows = slice(10 * index, 10 * index + 10)
+            return {"left": x[rows, :6], "right": x[rows, 6:]}, y[rows]
+
+    with strategy.scope():
+        left, right = keras.Input((6,), name="left"), keras.Input((6,), name="right")
+        hidden = layers.Dense(16, activation="relu")(layers.Concatenate()([left, right]))
+        model = keras.Model({"left": left, "right": right}, layers.Dense(4)(hidden))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    history = model.fit(Batches(), epochs=3, verbose=0, steps_per_epoch=3)
+    more = model.train_on_batch({"left": x[:7, :6], "right": x[:7, 6:]}, y[:7], return_dict=True)
+    history.history["more"] = [float(more["loss"])]
+    return model, history
+
+
+def describe(model, history) -> dict:
+    digest = hashlib.sha256()
+    for variable in [*model.variables, *model.optimizer.variables]:
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
+    weights = {f"{n} {v.path}": keras.ops.convert_to_numpy(v.value) for n, v in enumerate(model.trainable_variables)}
+    return {
+        "sha256": digest.hexdigest(),
+        "history": {name: [float(value) for value in values] for name, values in history.history.items()},
+        "weights": {name: value.astype(float).tolist() for name, value in weights.items()},
+    }
+
+
+def main(scenarios: dict[str, Callable]) -> None:
+    names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(scenarios)
+    results = {}
+    for name in names:
+        if "--plain" in sys.argv:
+            strategy = Plain()
+        else:
+            import duoka
+
+            strategy = duoka.Mirrored(devices=2)
+        results[name] = describe(*scenarios[name](strategy))
+    print("RESULT " + json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main(SCENARIOS)
