@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -107,6 +108,78 @@ def last_batch_of_one(strategy):
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
     model = strategy.prepare(model)
     return model, model.fit(x, y, batch_size=10, epochs=5, verbose=0, validation_data=(x[:13], y[:13]))
+
+
+@scenario
+def frozen_layers(strategy):
+    """Weights that nobody trains stay as they are, to the last bit; BatchNorm in them does, too."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    with strategy.scope():
+        base = keras.Sequential([keras.Input((12,)), layers.Dense(16), layers.BatchNormalization()])
+        base.trainable = False
+        model = keras.Sequential([base, layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+    before = [keras.ops.convert_to_numpy(variable.value) for variable in base.variables]
+    history = model.fit(x, y, batch_size=10, epochs=3, verbose=0)
+    for variable, value in zip(base.variables, before, strict=True):
+        assert np.array_equal(keras.ops.convert_to_numpy(variable.value), value), variable.path
+    return model, history
+
+
+class Moods(keras.callbacks.Callback):
+    """Changes the learning rate by the logs; stops after a batch, on one worker only."""
+
+    def __init__(self, stops: bool):
+        super().__init__()
+        self.stops, self.batches = stops, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.05 / (1 + logs["val_loss"])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.batches == 10 and self.stops:
+            self.model.stop_training = True
+
+
+@scenario
+def moody_callbacks(strategy):
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    is_last = getattr(strategy, "worker", 0) == getattr(strategy, "num_workers", 1) - 1
+    return model, model.fit(
+        x, y, batch_size=10, epochs=4, verbose=0, callbacks=[Moods(is_last)], validation_data=(x[:13], y[:13])
+    )
+
+
+class Death(keras.callbacks.Callback):
+    """With --struck, worker 1 dies before its part of a batch."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.is_victim, self.batches = getattr(strategy, "worker", 0) == 1 and "--struck" in sys.argv, 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.batches += 1
+        if self.is_victim and self.batches == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@scenario
+def a_death(strategy):
+    keras.utils.set_random_seed(7)
+    x, y = numbers(53)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model, model.fit(x, y, batch_size=12, epochs=3, verbose=0, callbacks=[Death(strategy)])
 
 
 class OwnStep(keras.Model):

@@ -22,6 +22,8 @@ NUMBERS = {
     "sgd": 1e-5,
     "last_batch_of_one": 1e-5,
     "own_train_step": 1e-5,
+    "frozen_layers": 1e-5,
+    "moody_callbacks": 1e-5,
     "masked_beside_unmasked": 1e-5,
     "sum_reduction": 1e-5,
     "batches_from_a_dataset": 1e-5,
@@ -29,8 +31,8 @@ NUMBERS = {
 
 
 @lru_cache
-def run(backend: str, num_workers: int, num_replicas: int) -> dict:
-    words = [str(SCRIPT)]
+def run(backend: str, num_workers: int, num_replicas: int, *more: str) -> dict:
+    words = [str(SCRIPT), *more]
     if num_replicas:
         words = ["-m", "duoka", "run", "--devices", str(num_workers), "--replicas", str(num_replicas), *words]
     else:
@@ -46,6 +48,7 @@ def run(backend: str, num_workers: int, num_replicas: int) -> dict:
             env=os.environ | one_thread | {"KERAS_BACKEND": backend},
         )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert ("SIGKILL" in done.stderr) == ("--struck" in more), "a death must happen where it is planned"
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     assert len(lines) == 1, "all workers must end with the same line, which is shown once"
     return json.loads(lines[0])
@@ -70,6 +73,13 @@ def test_replicas_train_to_the_numbers_of_plain_fit(backend, num_replicas):
             for key, expected in plain[name][part].items():
                 difference = _largest(ours[name][part][key], expected)
                 assert difference <= bound, f"{name}: {key} differs by {difference:.1e}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_killed_in_fit_changes_no_weight(backend):
+    calm, struck = run(backend, 1, 4)["a_death"], run(backend, 3, 4, "a_death", "--struck")["a_death"]
+    assert struck["sha256"] == calm["sha256"]
+    assert struck["history"] == calm["history"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

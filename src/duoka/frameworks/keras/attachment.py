@@ -15,13 +15,14 @@ from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
+from duoka.frameworks.keras.votes import with_vote
 
 _BACKENDS = {
     "tensorflow": ("tensorflow_backend", "TensorFlowBackend"),
     "jax": ("jax_backend", "JaxBackend"),
     "torch": ("torch_backend", "TorchBackend"),
 }
-_SHADOWED = ("make_train_function", "make_test_function", "evaluate")
+_SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate")
 
 
 class Attachment:
@@ -67,6 +68,12 @@ class Attachment:
             type(model).make_test_function(model)
             self._own_test_function = model.test_function
         return model.test_function
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """With a callback of ours behind the user's: any stop stops all."""
+        if len(self._collective.workers) == 1:
+            return type(self._model).fit(self._model, *args, **kwargs)
+        return type(self._model).fit(self._model, **with_vote(self._model, self._collective, args, kwargs))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """`fit` says with an argument of its own that it is the one who calls; it does so on all workers."""

@@ -14,7 +14,7 @@ from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import count_rows, digest
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.note import Note, compare
-from duoka.frameworks.keras.outcome import Outcome
+from duoka.frameworks.keras.outcome import Outcome, Slices
 from duoka.frameworks.keras.terms import MOST_TERMS, Terms
 from duoka.frameworks.keras.transfer import Transfer, digest_of
 
@@ -42,6 +42,7 @@ class Steps:
         self._collective, self._memory, self._backend, self._terms = collective, memory, backend, terms
         self._progress, self._tell, self._is_training = progress, tell, is_training
         self._is_known = False
+        self._transfers: dict[Any, Transfer] = {}
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
         """Train, or validate, on one global batch; gives the logs. A worker that is lost on the way is made up for."""
@@ -58,11 +59,9 @@ class Steps:
         counts, total_counts = self._exchange_counts(batch, total_rows)
         if first not in ready:
             ready[first] = self._compute(batch, first, counts, total_counts)
-        num_rows = len(rows_to_compute(total_rows, self._collective.num_replicas, first))
-        transfer = Transfer(self._collective, self._memory, ready[first], num_rows, total_rows)
+        transfer = self._transfer_for(ready[first], first, total_rows)
         kind = "step" if self._is_training else "validation after step"
-        name = f"of {kind} {self._progress.step}, {total_rows} rows, contents {transfer.digest:08x},"
-        exchange = self._collective.exchange(transfer.buffers, name)
+        exchange = transfer.open(f"of {kind} {self._progress.step}, {total_rows} rows")
         data, rate = digest(batch), self._backend.learning_rate()
         is_committed = False
         while not is_committed:
@@ -94,6 +93,15 @@ class Steps:
             own = counts[replica] if replica in counts else self._count(batch, replica)
         corrections = self._terms.corrections(len(rows), total_rows, own, total_counts)
         return self._backend.compute(self._backend.cut(batch, rows), replica, corrections)
+
+    def _transfer_for(self, outcome: Outcome, replica: int, total_rows: int) -> Transfer:
+        """Made once for each size of batch, and for each number of slices in its gradients."""
+        num_slices = tuple(len(part.indices) for part in outcome.gradients if isinstance(part, Slices))
+        key = total_rows, replica, num_slices
+        if key not in self._transfers:
+            num_rows = len(rows_to_compute(total_rows, self._collective.num_replicas, replica))
+            self._transfers[key] = Transfer(self._collective, self._memory, outcome, num_rows, total_rows)
+        return self._transfers[key]
 
     def _digest_others(self, outcome: Outcome) -> int:
         seeds = {id(seed) for seed in self._backend.seeds}

@@ -33,6 +33,7 @@ class Transfer:
     """One step's numbers between an `Outcome` and an exchange. The first outcome shows what has to travel."""
 
     def __init__(self, collective: Collective, memory: Memory, first: Outcome, num_rows: int, total_rows: int) -> None:
+        self._collective = collective
         self._num_replicas = collective.num_replicas
         self._total_rows = total_rows
         self._dense_at = [n for n, part in enumerate(first.gradients) if not isinstance(part, Slices)]
@@ -57,13 +58,16 @@ class Transfer:
         self._fixed = memory.buffers(self._layout)
         if self._other_bytes:
             self._fixed += memory.buffers(Layout([Kind((self._other_bytes,), np.dtype(np.uint8))]))
-        scratch = [collective.scratch(count, dtype) for dtype, count in self._slices_layout.sizes.items()]
-        self.buffers: list[Buffer] = [*self._fixed, *scratch]
+        self._buffers: list[Buffer] = []
+        # Equal where the same things travel.
+        self._digest = zlib.crc32(repr((self._layout.digest, self._slices_layout.digest, self._other_bytes)).encode())
+        self._views: dict[int, list[Array]] = {}  # of the fixed slots, by replica
 
-    @property
-    def digest(self) -> int:
-        """Equal where the same things travel."""
-        return zlib.crc32(repr((self._layout.digest, self._slices_layout.digest, self._other_bytes)).encode())
+    def open(self, name: str) -> Exchange:
+        """Begin an exchange; the name is compared between workers, and with it what travels."""
+        sizes = self._slices_layout.sizes.items()
+        self._buffers = [*self._fixed, *(self._collective.scratch(count, dtype) for dtype, count in sizes)]
+        return self._collective.exchange(self._buffers, f"{name}, contents {self._digest:08x},")
 
     def _summed(self, outcome: Outcome) -> list[Array]:
         dense: list[Array] = []
@@ -81,7 +85,9 @@ class Transfer:
         flats, others, scratch = self._slots(exchange, replica)
         arrays = self._summed(outcome)
         num_weighted = len(arrays) - len(outcome.metrics)
-        for n, (slot, array) in enumerate(zip(self._layout.views(flats), arrays, strict=True)):
+        if replica not in self._views:
+            self._views[replica] = self._layout.views(flats)
+        for n, (slot, array) in enumerate(zip(self._views[replica], arrays, strict=True)):
             if n < num_weighted:
                 np.multiply(array, weight, out=slot, dtype=slot.dtype, casting="same_kind")
             else:
@@ -111,7 +117,7 @@ class Transfer:
             others[:] = 0
 
     def _slots(self, exchange: Exchange, replica: int) -> tuple[list[Array], Array, list[Array]]:
-        slots = [exchange.slot(buffer, replica) for buffer in self.buffers]
+        slots = [exchange.slot(buffer, replica) for buffer in self._buffers]
         return self._split(slots)
 
     def _split(self, flats: Sequence[Array]) -> tuple[list[Array], Array, list[Array]]:
@@ -123,7 +129,7 @@ class Transfer:
 
     def read(self, exchange: Exchange) -> Outcome:
         """What all replicas did together, in memory of its own."""
-        flats, others, scratch = self._split([exchange.result(buffer) for buffer in self.buffers])
+        flats, others, scratch = self._split([exchange.result(buffer) for buffer in self._buffers])
         parts = iter(self._layout.results(flats))
         dense, moving, logs, metrics = ([next(parts) for _ in range(count)] for count in self._counts)
         gradients: list[Array | Slices] = [np.empty(0)] * self._num_gradients
