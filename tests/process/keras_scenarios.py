@@ -276,7 +276,7 @@ def masked_beside_unmasked(strategy):
             "whole": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
         }
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), losses, loss_weights={"steps": 0.7, "whole": 1.0})
-    weights = {"steps": np.ones(len(x), "float32"), "whole": weight}
+    weights = {"steps": np.repeat(weight[:, None], 9, 1), "whole": weight}
     return model, model.fit(x, {"steps": x, "whole": y}, sample_weight=weights, batch_size=10, epochs=4, verbose=0)
 
 

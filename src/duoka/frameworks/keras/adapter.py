@@ -12,7 +12,7 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.attachment import Attachment
+from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.scope import watch_models
 from duoka.frameworks.keras.steps import Progress
@@ -45,7 +45,6 @@ class KerasAdapter:
         self.options = options or Options()
         self._memory = Memory(collective)
         self._progress = Progress()
-        self._attached: dict[int, tuple[Any, Attachment]] = {}
         self._told: set[str] = set()
         self.evaluation = NoEvaluation()
         self.tensors = PlainTensors()
@@ -62,13 +61,11 @@ class KerasAdapter:
 
     def attach(self, model: Any) -> None:
         """Once for each model. With one replica it stays as it is."""
-        if self._collective.num_replicas == 1 or id(model) in self._attached:
+        if self._collective.num_replicas == 1 or is_attached(model):
             return
         if self.options.sync_batchnorm:
             raise MismatchError("sync_batchnorm=True is not there for Keras yet.", do="leave it out.")
-        attachment = Attachment(model, self._collective, self._memory, self._progress, self.tell_once)
-        attachment.attach()
-        self._attached[id(model)] = model, attachment
+        Attachment(model, self._collective, self._memory, self._progress, self.tell_once).attach()
 
     @contextmanager
     def scope(self, owner: Any) -> Iterator[None]:

@@ -119,6 +119,10 @@ class Attachment:
         return batch
 
 
+def is_attached(model: Any) -> bool:
+    return _SHADOWED[0] in model.__dict__
+
+
 def _some(batches: Any, count: int) -> Any:
     """Up to so many more: the last execution of an epoch may have fewer."""
     for _ in range(count):
