@@ -190,7 +190,7 @@ class OwnStep(keras.Model):
         self.hidden, self.out = layers.Dense(16, activation="relu"), layers.Dense(4)
         self.rest = keras.metrics.Mean(name="rest")
 
-    def call(self, x):
+    def call(self, x, training=False):
         return self.out(self.hidden(x))
 
     def loss_of(self, x, y):

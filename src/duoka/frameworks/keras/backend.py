@@ -13,8 +13,11 @@ class Backend(ABC):
     """The training step, or the test step, of one compiled model on TensorFlow, JAX or PyTorch."""
 
     @abstractmethod
-    def begin_batch(self, state: Any = None) -> None:
-        """A global batch begins, from the weights and the state that the model has now."""
+    def begin_batch(self, number: int, state: Any = None) -> None:
+        """A global batch begins, from the weights and the state that the model has now.
+
+        What replicas draw from global generators follows from the number.
+        """
 
     @abstractmethod
     def compute(self, rows: Any, replica: int, corrections: Array) -> Outcome:

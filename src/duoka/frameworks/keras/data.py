@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ def count_rows(batch: Any) -> int:
             do="let x, y and sample_weight of a batch have one row for each sample.",
         )
     return counts.pop()
+
+
+def cut(batch: Any, rows: range, take: Callable[[Any], Any] = lambda part: part) -> Any:
+    """These rows of each array; numbers without rows, and what is not there, as they are."""
+
+    def cut_leaf(leaf: Any) -> Any:
+        return take(leaf[rows.start : rows.stop]) if len(getattr(leaf, "shape", None) or ()) else leaf
+
+    return tree.map_structure(cut_leaf, batch)
 
 
 def digest(batch: Any) -> int:

@@ -7,15 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from keras import StatelessScope, tree
+from keras import StatelessScope
 
 from duoka.collectives.arrays import Array
 from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.logs import metric_results, split
 from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables, state_for
-from duoka.frameworks.keras.terms import MOST_TERMS, Terms
+from duoka.frameworks.keras.terms import MOST_FACTORS, Terms
+from duoka.frameworks.keras.trackers import tracking
 
 State = tuple[list[Any], list[Any], list[Any], list[Any]]  # weights, other state, optimizer, metrics
 
@@ -39,7 +41,7 @@ class JaxBackend(Backend):
         self.moving: list[Any] = []
         self.others: list[Any] = []
 
-    def begin_batch(self, state: Any = None) -> None:
+    def begin_batch(self, number: int, state: Any = None) -> None:
         if not self._is_training:  # `evaluate` leaves the optimizer out
             state = (state[0], state[1], [], state[2])
         self._state = state
@@ -64,7 +66,7 @@ class JaxBackend(Backend):
         return None
 
     def cut(self, batch: Any, rows: range) -> Any:
-        return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows.start : rows.stop], batch)
+        return cut(batch, rows)
 
     # One replica.
 
@@ -73,10 +75,11 @@ class JaxBackend(Backend):
         if not self._is_known:
             self._find_out(arguments)
         gradients, moving, others, metrics, logs = self._gradient_function(*arguments)
-        return Outcome(*([np.asarray(part) for part in parts] for parts in (gradients, moving, others, metrics, logs)))
+        rest = ([np.asarray(part) for part in parts] for parts in (moving, others, metrics, logs))
+        return Outcome([np.asarray(part) for part in gradients], *rest)
 
     def count(self, rows: Any, replica: int) -> Array:
-        arguments = self._arguments(rows, replica, np.ones(MOST_TERMS, np.float32))
+        arguments = self._arguments(rows, replica, np.ones(MOST_FACTORS, np.float32))
         if not self._is_known:
             self._find_out(arguments)
         return np.array([float(count) for count in self._count_function(*arguments)], np.float64)
@@ -123,7 +126,7 @@ class JaxBackend(Backend):
             start[position] = jax.numpy.asarray(seed)
         recorder = Recorder(self._model, is_training=self._is_training)
         metrics = [jax.numpy.asarray(zero) for zero in metrics]
-        with recorder.watching(), self._terms.watching(corrections):
+        with recorder.watching(), self._terms.watching(corrections), tracking(self._model, corrections[-1]):
             if self._is_training:
                 reported, (_, after, _, counted) = self._model.train_step((weights, start, optimizer, metrics), rows)
             else:

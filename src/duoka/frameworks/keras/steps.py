@@ -24,6 +24,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.step = 0
+        self.batch = 0  # counts validation, too
         self.rows: int | None = None  # of the global batch under way
 
 
@@ -46,7 +47,8 @@ class Steps:
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
         """Train, or validate, on one global batch; gives the logs. A worker that is lost on the way is made up for."""
-        self._backend.begin_batch(state)
+        self._backend.begin_batch(self._progress.batch, state)
+        self._progress.batch += 1
         total_rows = self._progress.rows = count_rows(batch)
         ready: dict[int, Outcome] = {}
         first = self._collective.replicas[0]
@@ -71,7 +73,9 @@ class Steps:
                     transfer.write_nothing(exchange, replica)
                     exchange.deposit(replica)
                     continue
-                outcome = ready.pop(replica, None) or self._compute(batch, replica, counts, total_counts)
+                outcome = (
+                    ready.pop(replica) if replica in ready else self._compute(batch, replica, counts, total_counts)
+                )
                 transfer.write(exchange, replica, outcome, num_rows)
                 exchange.deposit(replica, Note(data, rate, self._digest_others(outcome)).pack())
             is_committed = exchange.commit()

@@ -15,7 +15,8 @@ from duoka.frameworks.keras.logs import metric_results, split
 from duoka.frameworks.keras.outcome import Outcome, Slices
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
-from duoka.frameworks.keras.terms import MOST_TERMS, Terms
+from duoka.frameworks.keras.terms import MOST_FACTORS, Terms
+from duoka.frameworks.keras.trackers import tracking
 
 
 class TensorFlowBackend(Backend):
@@ -34,7 +35,7 @@ class TensorFlowBackend(Backend):
         self.moving: list[Any] = []
         self.others: list[Any] = []
 
-    def begin_batch(self, state: Any = None) -> None:
+    def begin_batch(self, number: int, state: Any = None) -> None:
         shared = global_seed_variable()
         self.seeds = [*seed_variables(self._model), *([] if shared is None else [shared])]
         self._starts = [seed.numpy() for seed in self.seeds]
@@ -44,7 +45,7 @@ class TensorFlowBackend(Backend):
         return None
 
     def learning_rate(self) -> float | None:
-        rate = self._model.optimizer._learning_rate if self._is_training else None
+        rate: Any = self._model.optimizer._learning_rate if self._is_training else None
         return float(rate.numpy()) if hasattr(rate, "numpy") else None
 
     def cut(self, batch: Any, rows: range) -> Any:
@@ -61,7 +62,7 @@ class TensorFlowBackend(Backend):
         )
 
     def count(self, rows: Any, replica: int) -> Array:
-        counts = self._run(rows, replica, np.ones(MOST_TERMS, np.float32), is_counting=True)
+        counts = self._run(rows, replica, np.ones(MOST_FACTORS, np.float32), is_counting=True)
         return np.array([float(count) for count in counts], np.float64)
 
     def _run(self, rows: Any, replica: int, corrections: Array, *, is_counting: bool) -> Any:
@@ -95,7 +96,7 @@ class TensorFlowBackend(Backend):
             return step
         data = [tf.TensorSpec(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
         seeds = [tf.TensorSpec([2], seed.dtype) for seed in self.seeds]
-        signature = [data, seeds, tf.TensorSpec([MOST_TERMS], tf.float32)]
+        signature = [data, seeds, tf.TensorSpec([MOST_FACTORS], tf.float32)]
         return tf.function(
             step, input_signature=signature, autograph=False, jit_compile=self._model.jit_compile and not is_counting
         )
@@ -109,7 +110,7 @@ class TensorFlowBackend(Backend):
         for variable in metrics:
             variable.value.assign(tf.zeros_like(variable.value))
         recorder = Recorder(model, is_training=self._is_training)
-        with recorder.watching(), self._terms.watching(corrections):
+        with recorder.watching(), self._terms.watching(corrections), tracking(model, corrections[-1]):
             reported = model.train_step(data) if self._is_training else model.test_step(data)
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]

@@ -19,7 +19,8 @@ from keras.src.losses import loss as loss_module
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
 
-MOST_TERMS = 64
+MOST_TERMS = 63
+MOST_FACTORS = MOST_TERMS + 1  # the last one is n / n_r, which sums are corrected with
 MEAN, SUM, COUNTED = "mean", "sum", "counted"
 
 
@@ -69,7 +70,8 @@ class Terms:
 
     def corrections(self, num_rows: int, total_rows: int, own: Array | None, total: Array | None) -> Array:
         """For each term; `own` and `total` are denominators, where they were exchanged."""
-        factors = np.ones(MOST_TERMS, np.float32)
+        factors = np.ones(MOST_FACTORS, np.float32)
+        factors[-1] = total_rows / num_rows
         for number, kind in enumerate(self.kinds):
             if kind == SUM:
                 factors[number] = total_rows / num_rows

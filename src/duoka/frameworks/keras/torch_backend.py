@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from keras import tree
 
 from duoka.collectives.arrays import Array, as_array
+from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.logs import metric_results, split
 from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
-from duoka.frameworks.keras.terms import MOST_TERMS, Terms
+from duoka.frameworks.keras.terms import MOST_FACTORS, Terms
+from duoka.frameworks.keras.trackers import tracking
+from duoka.frameworks.torch.randomness import seeded
 
 
 class TorchBackend(Backend):
     def __init__(self, model: Any, terms: Terms, tell: Callable[[str], None], *, is_training: bool) -> None:
         self._model, self._terms, self._tell, self._is_training = model, terms, tell, is_training
+        self._batch = 0
         self.seeds: list[Any] = []
         self._starts: list[Array] = []
         self._state_variables: list[Any] = []
@@ -34,10 +39,11 @@ class TorchBackend(Backend):
         if model.jit_compile:
             tell("jit_compile=True: on PyTorch the steps of replicas run without torch.compile")
 
-    def begin_batch(self, state: Any = None) -> None:
+    def begin_batch(self, number: int, state: Any = None) -> None:
+        self._batch = number
         shared = global_seed_variable()
         self.seeds = [*seed_variables(self._model), *([] if shared is None else [shared])]
-        self._starts = [_array(seed.value) for seed in self.seeds]
+        self._starts = [_array(seed.value).copy() for seed in self.seeds]
         known = [*self._model.non_trainable_variables, *self.seeds]
         self._state_variables = list({id(variable): variable for variable in known}.values())
 
@@ -46,11 +52,12 @@ class TorchBackend(Backend):
         return None
 
     def learning_rate(self) -> float | None:
-        rate = self._model.optimizer._learning_rate if self._is_training else None
+        rate: Any = self._model.optimizer._learning_rate if self._is_training else None
         return float(rate.value) if hasattr(rate, "value") else None
 
     def cut(self, batch: Any, rows: range) -> Any:
-        return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows.start : rows.stop], batch)
+        """Copies: on PyTorch Keras multiplies sample weights by masks in place."""
+        return cut(batch, rows, take=copy.deepcopy)
 
     # One replica.
 
@@ -65,7 +72,13 @@ class TorchBackend(Backend):
                 variable.value.zero_()
         recorder = Recorder(self._model, is_training=self._is_training)
         try:
-            with recorder.watching(), self._terms.watching(corrections):
+            number = derive("keras body", self._batch, replica)
+            with (
+                seeded(number),
+                recorder.watching(),
+                self._terms.watching(corrections),
+                tracking(self._model, corrections[-1]),
+            ):
                 reported = self._step(rows)
             self._learn(recorder, reported)
             return self._read(recorder, reported)
@@ -83,7 +96,7 @@ class TorchBackend(Backend):
             return self._model.test_step(rows)
 
     def count(self, rows: Any, replica: int) -> Array:
-        self.compute(rows, replica, np.ones(MOST_TERMS, np.float32))
+        self.compute(rows, replica, np.ones(MOST_FACTORS, np.float32))
         return np.array([float(count) for count in self._terms.denominators], np.float64)
 
     def _learn(self, recorder: Recorder, reported: Any) -> None:
