@@ -78,9 +78,8 @@ def everything_at_once(strategy):
     return model, model.fit(x, y, batch_size=12, epochs=3, verbose=0)
 
 
-@scenario
-def sgd(strategy):
-    """Convolution, embedding with repeated tokens, clip norm, l2, sample weights, an uneven last batch."""
+def train_text(strategy, optimizer, epochs=20):
+    """Convolution, embedding with repeated tokens, clip norm, l2, sample weights, an uneven last batch; 220 steps."""
     keras.utils.set_random_seed(7)
     x, y, weight = tokens(101)
     with strategy.scope():
@@ -92,10 +91,24 @@ def sgd(strategy):
                 layers.Dense(4),
             ]
         )
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
-    return model, model.fit(x, y, sample_weight=weight, batch_size=10, epochs=20, verbose=0, shuffle=True)
+    return model, model.fit(x, y, sample_weight=weight, batch_size=10, epochs=epochs, verbose=0, shuffle=True)
+
+
+@scenario
+def sgd(strategy):
+    return train_text(strategy, keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5))
+
+
+@scenario
+def adamw(strategy):
+    return train_text(strategy, keras.optimizers.AdamW(1e-3, weight_decay=1e-2, global_clipnorm=0.5))
+
+
+@scenario
+def nadam(strategy):
+    return train_text(strategy, keras.optimizers.Nadam(1e-3, global_clipnorm=0.5))
 
 
 @scenario
@@ -316,6 +329,117 @@ def batches_from_a_dataset(strategy):
     more = model.train_on_batch({"left": x[:7, :6], "right": x[:7, 6:]}, y[:7], return_dict=True)
     history.history["more"] = [float(more["loss"])]
     return model, history
+
+
+class Additions(layers.Layer):
+    """A mean and a sum of its own among the losses."""
+
+    def call(self, x):
+        self.add_loss(1e-2 * keras.ops.mean(keras.ops.square(x)))
+        if "--plain" in sys.argv:
+            self.add_loss(1e-3 * keras.ops.sum(keras.ops.abs(x)))
+        else:
+            import duoka.keras
+
+            self.add_loss(1e-3 * duoka.keras.sum_loss(keras.ops.sum(keras.ops.abs(x))))
+        return x
+
+
+@scenario
+def added_losses(strategy):
+    """Regularisers and add_loss are means; a sum is said to be one."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), Additions(), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+    return model, model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+
+
+@scenario
+def no_reduction(strategy):
+    """A loss for each row: only TensorFlow takes its gradient, as that of the sum."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    reduction = "none" if keras.backend.backend() == "tensorflow" else "sum"
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.01), loss)
+    return model, model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+
+
+@scenario
+def mixed_precision(strategy):
+    """Losses are scaled before, and gradients unscaled after the sum."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4, dtype="float32")])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return model, model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+
+
+@scenario
+def compiled_further(strategy):
+    """XLA, and several batches in one call of the training function, which the number of batches does not divide."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(47)
+    is_torch = keras.backend.backend() == "torch"
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dropout(0.2, seed=3), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            loss,
+            metrics=["accuracy"],
+            jit_compile=not is_torch,
+            steps_per_execution=1 if is_torch else 2,
+        )
+    return model, model.fit(x, y, batch_size=10, epochs=3, verbose=0)
+
+
+@scenario
+def eager(strategy):
+    keras.utils.set_random_seed(7)
+    x, y = numbers(23)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], run_eagerly=True)
+    return model, model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+
+
+class Largest(keras.metrics.Metric):
+    """No sum: Duoka says so."""
+
+    def __init__(self, name="largest"):
+        super().__init__(name=name)
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+    def result(self):
+        return keras.ops.convert_to_tensor(self.value)
+
+
+@scenario
+def a_metric_that_is_no_sum(strategy):
+    keras.utils.set_random_seed(7)
+    x, y = numbers(23)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        metrics = [Largest(), keras.metrics.SparseTopKCategoricalAccuracy(2)]
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics)
+    return model, model.fit(x, y, batch_size=10, epochs=2, verbose=0)
 
 
 def describe(model, history) -> dict:

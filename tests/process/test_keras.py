@@ -20,6 +20,12 @@ BACKENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("t
 # How near to one device: with one more rounding per replica nothing is equal in bits.
 NUMBERS = {
     "sgd": 1e-5,
+    "adamw": 1e-3,  # these blow up rounding where gradients are near zero
+    "nadam": 1e-3,
+    "added_losses": 1e-5,
+    "no_reduction": 1e-5,
+    "mixed_precision": 5e-2,  # rows are added up in another order, in 16 bits
+    "eager": 1e-5,
     "last_batch_of_one": 1e-5,
     "own_train_step": 1e-5,
     "frozen_layers": 1e-5,
@@ -30,8 +36,12 @@ NUMBERS = {
 }
 
 
+class Results(dict):
+    stderr = ""
+
+
 @lru_cache
-def run(backend: str, num_workers: int, num_replicas: int, *more: str) -> dict:
+def run(backend: str, num_workers: int, num_replicas: int, *more: str) -> Results:
     words = [str(SCRIPT), *more]
     if num_replicas:
         words = ["-m", "duoka", "run", "--devices", str(num_workers), "--replicas", str(num_replicas), *words]
@@ -51,20 +61,33 @@ def run(backend: str, num_workers: int, num_replicas: int, *more: str) -> dict:
     assert ("SIGKILL" in done.stderr) == ("--struck" in more), "a death must happen where it is planned"
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     assert len(lines) == 1, "all workers must end with the same line, which is shown once"
-    return json.loads(lines[0])
+    results = Results(json.loads(lines[0]))
+    results.stderr = done.stderr
+    return results
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_four_replicas_end_with_the_same_bits_and_history_on_any_number_of_workers(backend, num_workers):
-    alone, together = run(backend, 1, 4), run(backend, num_workers, 4)
+def test_bits_and_history_do_not_depend_on_the_number_of_workers_even_when_one_is_killed(backend):
+    """Three workers at first, two from the middle of the scenario with a death on."""
+    compare_bits(run(backend, 1, 4), run(backend, 3, 4, "--struck"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_bits_and_history_on_other_numbers_of_workers(backend, num_workers):
+    compare_bits(run(backend, 1, 4), run(backend, num_workers, 4))
+
+
+def compare_bits(alone, together):
+    assert alone.keys() == together.keys()
     for name in alone:
         assert together[name]["history"] == alone[name]["history"], name
         assert together[name]["sha256"] == alone[name]["sha256"], name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("num_replicas", [2, 3, 4])
+@pytest.mark.parametrize("num_replicas", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3))])
 def test_replicas_train_to_the_numbers_of_plain_fit(backend, num_replicas):
     plain, ours = run(backend, 0, 0), run(backend, 1, num_replicas)
     for name, bound in NUMBERS.items():
@@ -76,12 +99,16 @@ def test_replicas_train_to_the_numbers_of_plain_fit(backend, num_replicas):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_worker_killed_in_fit_changes_no_weight(backend):
-    calm, struck = run(backend, 1, 4)["a_death"], run(backend, 3, 4, "a_death", "--struck")["a_death"]
-    assert struck["sha256"] == calm["sha256"]
-    assert struck["history"] == calm["history"]
+def test_a_metric_that_is_no_sum_is_named_and_others_are_right(backend):
+    plain, ours = run(backend, 0, 0), run(backend, 1, 4)
+    assert "largest is not a sum" in ours.stderr
+    assert "accuracy is not a sum" not in ours.stderr
+    name = "sparse_top_k_categorical_accuracy"
+    expected = plain["a_metric_that_is_no_sum"]["history"][name]
+    assert ours["a_metric_that_is_no_sum"]["history"][name] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_number_of_replicas_itself_changes_bits(backend):
     """Else the tests above would compare nothing."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from duoka.collectives.arrays import Array
-from duoka.frameworks.keras.outcome import Outcome
+from duoka.frameworks.keras.outcome import Outcome, Total
 
 
 class Backend(ABC):
@@ -20,15 +23,15 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def compute(self, rows: Any, replica: int, corrections: Array) -> Outcome:
-        """Run the step on these rows. The model stays as it is, so that it can be run again."""
+    def compute(self, rows: Any, replica: int, factors: Array) -> Outcome:
+        """Run the step on these rows (factors: see terms.py). The model stays as it is, so that it can be run again."""
 
     @abstractmethod
     def count(self, rows: Any, replica: int) -> Array:
         """The denominators of the loss terms on these rows (see terms.py); nothing else is kept of this run."""
 
     @abstractmethod
-    def apply(self, total: Outcome) -> dict[str, Any]:
+    def apply(self, total: Total) -> dict[str, Any]:
         """Take over the merged state, apply the gradients, if any, once, and give the logs of the global batch."""
 
     @property
@@ -36,14 +39,32 @@ class Backend(ABC):
     def state(self) -> Any:
         """What `fit` hands from one batch to the next: JAX's tuple; None where variables keep it."""
 
-    @abstractmethod
-    def learning_rate(self) -> float | None:
-        """The optimizer's, when it is a number that callbacks may change; None also where nothing is trained."""
+    def read(self, batch: Any) -> Any:
+        """A global batch, in the form in which this backend cuts it up."""
+        return batch
 
     @abstractmethod
     def cut(self, batch: Any, rows: range) -> Any:
         """These rows of a global batch."""
 
+    def name_metrics(self, positions: Sequence[int]) -> str:
+        """The metrics whose variables are at these places of `metrics_variables`."""
+        wanted = {id(self.model.metrics_variables[position]) for position in positions}
+        metrics = list(self.model.metrics)
+        for metric in metrics:
+            metrics += getattr(metric, "metrics", [])  # those given to `compile` hide in one
+        found = [metric for metric in metrics if not getattr(metric, "metrics", None)]
+        return ", ".join(metric.name for metric in found if wanted & {id(each) for each in metric.variables})
+
+    @property
+    def rate(self) -> Any:
+        """The variable of the learning rate; None where a schedule makes it, or nothing is trained."""
+        optimizer = self.model.optimizer if self.is_training else None
+        found = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        return found if isinstance(found, keras.Variable) else None
+
+    model: Any
+    is_training: bool
     moving: list[Any]  # the variables that the step has changed: of floats,
     others: list[Any]  # and all others; known once something was computed
     seeds: list[Any]  # the states of seed generators, which differ between replicas

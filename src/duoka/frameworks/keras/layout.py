@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +46,10 @@ class Layout:
     def digest(self) -> int:
         return zlib.crc32(repr([(kind.shape, str(kind.dtype)) for kind in self.kinds]).encode())
 
-    def views(self, flats: Sequence[Array]) -> list[Array]:
-        """Each array's place in these flat arrays, in the type in which it is added up."""
+    def views(self, flats: Sequence[Any], reshape: Callable[[Any, tuple[int, ...]], Any] = np.reshape) -> list[Any]:
+        """Each array's place in these flat arrays, or tensors, in the type in which it is added up."""
         by_dtype = dict(zip(self.sizes, flats, strict=True))
         return [
-            by_dtype[sum_dtype(kind.dtype)][start : start + kind.size].reshape(kind.shape)
+            reshape(by_dtype[sum_dtype(kind.dtype)][start : start + kind.size], kind.shape)
             for kind, start in zip(self.kinds, self._starts, strict=True)
-        ]
-
-    def results(self, flats: Sequence[Array]) -> list[Array]:
-        """The arrays in their own types, in memory that is theirs alone: frameworks may keep it without a copy."""
-        views = self.views([flat.copy() for flat in flats])
-        return [
-            view if view.dtype == kind.dtype else view.astype(kind.dtype)
-            for view, kind in zip(views, self.kinds, strict=True)
         ]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from duoka.collectives.arrays import Array
+import numpy as np
+
+from duoka.collectives.arrays import Array, sum_dtype
+from duoka.frameworks.keras.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -24,3 +29,33 @@ class Outcome:
     others: list[Array]  # any other state that it has changed: counters, states of seed generators
     metrics: list[Array]  # what it has added to the variables of the metrics
     logs: list[Array] = field(default_factory=list)  # numbers that it reports and that no metric keeps
+    rate: float | None = None  # the learning rate, when it is a number that callbacks may change
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all replicas did together, in memory of its own: frameworks may keep it without a copy.
+
+    Everything that was added up lies in few flat arrays, so that a compiled function takes them as they are and cuts
+    them up itself: many small ones take longer to hand over than to use.
+    """
+
+    layout: Layout
+    flats: list[Array]  # one for each type
+    slices: list[Slices]  # of the gradients that are slices, in their order
+    others: list[Array]
+    counts: tuple[int, int, int, int]  # of gradients that are not slices, moving, logs, metrics: all in this order
+
+    def parts(self, flats: Sequence[Any], reshape: Any = np.reshape, cast: Any = np.ndarray.astype) -> list[list[Any]]:
+        """Gradients that are not slices, moving state, logs and metrics, out of these flat arrays or tensors."""
+        views = self.layout.views(flats, reshape)
+        own = (
+            view if kind.dtype == sum_dtype(kind.dtype) else cast(view, kind.dtype)
+            for view, kind in zip(views, self.layout.kinds, strict=True)
+        )
+        return [[next(own) for _ in range(count)] for count in self.counts]
+
+    @property
+    def key(self) -> Any:
+        """Equal for totals that the same compiled function can take."""
+        return self.layout.kinds, self.counts

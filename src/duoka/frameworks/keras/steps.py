@@ -15,7 +15,7 @@ from duoka.frameworks.keras.data import count_rows, digest
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.note import Note, compare
 from duoka.frameworks.keras.outcome import Outcome, Slices
-from duoka.frameworks.keras.terms import MOST_TERMS, Terms
+from duoka.frameworks.keras.terms import MOST_TERMS, START, Terms
 from duoka.frameworks.keras.transfer import Transfer, digest_of
 
 
@@ -49,22 +49,25 @@ class Steps:
         """Train, or validate, on one global batch; gives the logs. A worker that is lost on the way is made up for."""
         self._backend.begin_batch(self._progress.batch, state)
         self._progress.batch += 1
+        batch = self._backend.read(batch)
         total_rows = self._progress.rows = count_rows(batch)
         ready: dict[int, Outcome] = {}
-        first = self._collective.replicas[0]
+        first, is_new = self._collective.replicas[0], False
         if not self._is_known:
             # The first run of all shows what the step computes; where terms need corrections, it runs again.
             outcome = self._compute(batch, first, None, None)
-            self._is_known = True
+            is_new = self._is_known = True
             if self._terms.are_means:
                 ready[first] = outcome
         counts, total_counts = self._exchange_counts(batch, total_rows)
         if first not in ready:
             ready[first] = self._compute(batch, first, counts, total_counts)
+        if is_new:
+            self._check_metrics(ready[first], self._compute(batch, first, counts, total_counts, start=1.0))
         transfer = self._transfer_for(ready[first], first, total_rows)
         kind = "step" if self._is_training else "validation after step"
         exchange = transfer.open(f"of {kind} {self._progress.step}, {total_rows} rows")
-        data, rate = digest(batch), self._backend.learning_rate()
+        data = digest(batch)
         is_committed = False
         while not is_committed:
             for replica in exchange.missing:
@@ -77,7 +80,7 @@ class Steps:
                     ready.pop(replica) if replica in ready else self._compute(batch, replica, counts, total_counts)
                 )
                 transfer.write(exchange, replica, outcome, num_rows)
-                exchange.deposit(replica, Note(data, rate, self._digest_others(outcome)).pack())
+                exchange.deposit(replica, Note(data, outcome.rate, self._digest_others(outcome)).pack())
             is_committed = exchange.commit()
         compare(exchange.notes, self._progress.step, self._tell)
         total = transfer.read(exchange)
@@ -88,15 +91,32 @@ class Steps:
         return logs
 
     def _compute(
-        self, batch: Any, replica: int, counts: dict[int, Array] | None, total_counts: Array | None
+        self,
+        batch: Any,
+        replica: int,
+        counts: dict[int, Array] | None,
+        total_counts: Array | None,
+        start: float = 0.0,
     ) -> Outcome:
         num_replicas, total_rows = self._collective.num_replicas, count_rows(batch)
         rows = rows_to_compute(total_rows, num_replicas, replica)
         own = None
         if counts is not None:
             own = counts[replica] if replica in counts else self._count(batch, replica)
-        corrections = self._terms.corrections(len(rows), total_rows, own, total_counts)
-        return self._backend.compute(self._backend.cut(batch, rows), replica, corrections)
+        factors = self._terms.factors(len(rows), total_rows, own, total_counts)
+        factors[START] = start
+        return self._backend.compute(self._backend.cut(batch, rows), replica, factors)
+
+    def _check_metrics(self, outcome: Outcome, other: Outcome) -> None:
+        """A metric can be merged when what a batch adds to it does not depend on what is there already: on 0 or 1."""
+        pairs = zip(outcome.metrics, other.metrics, strict=True)
+        is_sum = [np.allclose(a, b, rtol=1e-3, atol=1e-3, equal_nan=True) for a, b in pairs]
+        if not all(is_sum):
+            names = self._backend.name_metrics([n for n, each in enumerate(is_sum) if not each])
+            self._tell(
+                f"{names} is not a sum over batches: what replicas add to it is added up, which is not the value of"
+                " one device"
+            )
 
     def _transfer_for(self, outcome: Outcome, replica: int, total_rows: int) -> Transfer:
         """Made once for each size of batch, and for each number of slices in its gradients."""

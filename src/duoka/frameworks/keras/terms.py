@@ -19,8 +19,12 @@ from keras.src.losses import loss as loss_module
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
 
-MOST_TERMS = 63
-MOST_FACTORS = MOST_TERMS + 1  # the last one is n / n_r, which sums are corrected with
+MOST_TERMS = 62
+MOST_FACTORS = MOST_TERMS + 2  # one for each term, and:
+START = -2  # what the variables of metrics begin with: 0, except to find out whether they are sums
+ROWS = -1  # n / n_r, which makes up for the weight of a replica
+
+_rows_factor: Any = None  # of the step that is being run or traced
 MEAN, SUM, COUNTED = "mean", "sum", "counted"
 
 
@@ -42,9 +46,11 @@ class Terms:
         return set(self.kinds) <= {MEAN}
 
     @contextmanager
-    def watching(self, corrections: Any) -> Iterator[None]:
+    def watching(self, factors: Any) -> Iterator[None]:
         """Multiply each term with its correction, except plain means, whose correction is 1."""
+        global _rows_factor
         self.kinds, self.denominators = [], []
+        _rows_factor = factors[ROWS]
         reduce = loss_module.reduce_weighted_values
 
         def corrected(
@@ -60,24 +66,30 @@ class Terms:
             self.kinds.append(kind)
             self.denominators.append(_denominator(values, sample_weight, mask, reduction) if kind == COUNTED else 1.0)
             term = reduce(values, sample_weight, mask, reduction, dtype)
-            return term if kind == MEAN else term * ops.cast(corrections[number], term.dtype)
+            return term if kind == MEAN else term * ops.cast(factors[number], term.dtype)
 
         loss_module.reduce_weighted_values = corrected
         try:
             yield
         finally:
             loss_module.reduce_weighted_values = reduce
+            _rows_factor = None
 
-    def corrections(self, num_rows: int, total_rows: int, own: Array | None, total: Array | None) -> Array:
+    def factors(self, num_rows: int, total_rows: int, own: Array | None, total: Array | None) -> Array:
         """For each term; `own` and `total` are denominators, where they were exchanged."""
         factors = np.ones(MOST_FACTORS, np.float32)
-        factors[-1] = total_rows / num_rows
+        factors[START], factors[ROWS] = 0, total_rows / num_rows
         for number, kind in enumerate(self.kinds):
             if kind == SUM:
                 factors[number] = total_rows / num_rows
             elif kind == COUNTED and own is not None and total is not None and total[number]:
                 factors[number] = (own[number] / num_rows) * (total_rows / total[number])
         return factors
+
+
+def sum_loss(value: Any) -> Any:
+    """For `add_loss`: a sum over the rows of a batch, not a mean. It gets the weight of one device on each replica."""
+    return value if _rows_factor is None else value * ops.cast(_rows_factor, value.dtype)
 
 
 def _kind(sample_weight: Any, mask: Any, reduction: Any) -> str:

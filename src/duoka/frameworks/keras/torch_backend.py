@@ -15,17 +15,17 @@ from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.logs import metric_results, split
-from duoka.frameworks.keras.outcome import Outcome
+from duoka.frameworks.keras.outcome import Outcome, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
-from duoka.frameworks.keras.terms import MOST_FACTORS, Terms
+from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
 from duoka.frameworks.keras.trackers import tracking
 from duoka.frameworks.torch.randomness import seeded
 
 
 class TorchBackend(Backend):
     def __init__(self, model: Any, terms: Terms, tell: Callable[[str], None], *, is_training: bool) -> None:
-        self._model, self._terms, self._tell, self._is_training = model, terms, tell, is_training
+        self.model, self._terms, self._tell, self.is_training = model, terms, tell, is_training
         self._batch = 0
         self.seeds: list[Any] = []
         self._starts: list[Array] = []
@@ -42,18 +42,14 @@ class TorchBackend(Backend):
     def begin_batch(self, number: int, state: Any = None) -> None:
         self._batch = number
         shared = global_seed_variable()
-        self.seeds = [*seed_variables(self._model), *([] if shared is None else [shared])]
+        self.seeds = [*seed_variables(self.model), *([] if shared is None else [shared])]
         self._starts = [_array(seed.value).copy() for seed in self.seeds]
-        known = [*self._model.non_trainable_variables, *self.seeds]
+        known = [*self.model.non_trainable_variables, *self.seeds]
         self._state_variables = list({id(variable): variable for variable in known}.values())
 
     @property
     def state(self) -> Any:
         return None
-
-    def learning_rate(self) -> float | None:
-        rate: Any = self._model.optimizer._learning_rate if self._is_training else None
-        return float(rate.value) if hasattr(rate, "value") else None
 
     def cut(self, batch: Any, rows: range) -> Any:
         """Copies: on PyTorch Keras multiplies sample weights by masks in place."""
@@ -61,27 +57,27 @@ class TorchBackend(Backend):
 
     # One replica.
 
-    def compute(self, rows: Any, replica: int, corrections: Array) -> Outcome:
-        metrics = self._model.metrics_variables
+    def compute(self, rows: Any, replica: int, factors: Array) -> Outcome:
+        metrics = self.model.metrics_variables
         watched = self._state_variables if self._positions is None else [*self.moving, *self.others]
         saved = [variable.value.detach().clone() for variable in [*watched, *metrics]]
         with torch.no_grad():
             for variable, start in zip(self.seeds, self._starts, strict=True):
                 variable.value.copy_(torch.as_tensor(state_for(start, replica)))
             for variable in metrics:
-                variable.value.zero_()
-        recorder = Recorder(self._model, is_training=self._is_training)
+                variable.value.fill_(float(factors[START]))
+        recorder = Recorder(self.model, is_training=self.is_training)
         try:
             number = derive("keras body", self._batch, replica)
             with (
                 seeded(number),
                 recorder.watching(),
-                self._terms.watching(corrections),
-                tracking(self._model, corrections[-1]),
+                self._terms.watching(factors),
+                tracking(self.model, float(factors[ROWS])),
             ):
                 reported = self._step(rows)
             self._learn(recorder, reported)
-            return self._read(recorder, reported)
+            return self._read(recorder, reported, float(factors[START]))
         finally:
             with torch.no_grad():
                 for variable, value in zip([*watched, *metrics], saved, strict=True):
@@ -90,13 +86,21 @@ class TorchBackend(Backend):
                     variable.value.copy_(torch.as_tensor(start))
 
     def _step(self, rows: Any) -> Any:
-        if self._is_training:
-            return self._model.train_step(rows)
+        if self.is_training:
+            return self.model.train_step(rows)
         with torch.no_grad():
-            return self._model.test_step(rows)
+            return self.model.test_step(rows)
 
     def count(self, rows: Any, replica: int) -> Array:
-        self.compute(rows, replica, np.ones(MOST_FACTORS, np.float32))
+        """The forward pass is enough, where the step asks the optimizer to scale the loss, as Keras's own does."""
+        attributes = self.model.optimizer.__dict__ if self.is_training else {}
+        attributes["scale_loss"] = _stop
+        try:
+            self.compute(rows, replica, np.ones(MOST_FACTORS, np.float32))
+        except _AllCounted:
+            pass
+        finally:
+            del attributes["scale_loss"]
         return np.array([float(count) for count in self._terms.denominators], np.float64)
 
     def _learn(self, recorder: Recorder, reported: Any) -> None:
@@ -108,7 +112,7 @@ class TorchBackend(Backend):
             changed = [variable for variable in self._state_variables if id(variable) in recorder.changed]
             self.moving = [variable for variable in changed if variable.value.is_floating_point()]
             self.others = [variable for variable in changed if not variable.value.is_floating_point()]
-            self._log_names, own = split(reported, metric_results(self._model), self._tell)
+            self._log_names, own = split(reported, metric_results(self.model), self._tell)
             self._own_logs = list(own)
         known = {id(variable) for variable in (*self.moving, *self.others)}
         new = [variable.path for key, variable in recorder.changed.items() if key not in known]
@@ -120,7 +124,7 @@ class TorchBackend(Backend):
                 do="let the step do the same in every batch, or compile the model again when that changes.",
             )
 
-    def _read(self, recorder: Recorder, reported: Any) -> Outcome:
+    def _read(self, recorder: Recorder, reported: Any, start: float) -> Outcome:
         gradients: list[Any] = recorder.gradients or []
         present = []
         for position in self._positions or []:
@@ -131,26 +135,36 @@ class TorchBackend(Backend):
             [_array(gradient) for gradient in present],
             [_array(variable.value).copy() for variable in self.moving],
             [_array(variable.value).copy() for variable in self.others],
-            [_array(variable.value).copy() for variable in self._model.metrics_variables],
+            [_array(variable.value - start) for variable in self.model.metrics_variables],
             [np.asarray(float(reported[name]), np.float32) for name in self._own_logs],
+            None if self.rate is None else float(self.rate.value),
         )
 
     # All replicas.
 
-    def apply(self, total: Outcome) -> dict[str, Any]:
-        _assign([*self.moving, *self.others], [*total.moving, *total.others])
+    def apply(self, total: Total) -> dict[str, Any]:
+        gradients, moving, logs, metrics = total.parts(total.flats)
+        _assign([*self.moving, *self.others], [*moving, *total.others])
         with torch.no_grad():
-            for variable, added in zip(self._model.metrics_variables, total.metrics, strict=True):
+            for variable, added in zip(self.model.metrics_variables, metrics, strict=True):
                 variable.value.add_(torch.as_tensor(added, device=variable.value.device))
             full: list[Any] = [None] * len(self._variables)
-            for position, gradient in zip(self._positions or [], total.gradients, strict=True):
+            for position, gradient in zip(self._positions or [], gradients, strict=True):
                 like = self._variables[position].value
                 full[position] = torch.as_tensor(gradient, dtype=like.dtype, device=like.device)
-            if self._is_training:
-                self._model.optimizer.apply(full, self._variables)
-            results = metric_results(self._model)
-        own = dict(zip(self._own_logs, total.logs, strict=True))
+            if self.is_training:
+                self.model.optimizer.apply(full, self._variables)
+            results = metric_results(self.model)
+        own = dict(zip(self._own_logs, logs, strict=True))
         return {name: own[name] if name in own else results[name] for name in self._log_names}
+
+
+class _AllCounted(Exception):
+    pass
+
+
+def _stop(loss: Any) -> Any:
+    raise _AllCounted
 
 
 def _array(tensor: torch.Tensor) -> Array:

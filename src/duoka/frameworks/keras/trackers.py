@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from keras import ops
+
 
 @contextmanager
 def tracking(model: Any, factor: Any) -> Iterator[None]:
     """Around one run, or one tracing, of a step. The factor is n / n_r: rows of the batch by rows of the replica.
 
-    Two cases differ. A loss that is not reduced is counted n times n on one device: here by n_r rows, n times each.
-    In a graph for any number of rows Keras counts the losses of several outputs once per batch, not once per row:
+    Two cases differ. A loss that is not reduced counts as the mean of its rows, so that the factor of sums is taken
+    out. In a graph for any number of rows Keras counts the losses of several outputs once per batch, not once per row:
     here each replica counts as its part of the batch.
     """
     trackers = [(model._loss_tracker, False)] if getattr(model, "_loss_tracker", None) is not None else []
@@ -30,8 +32,7 @@ def tracking(model: Any, factor: Any) -> Iterator[None]:
 def _updating(update: Callable[..., Any], is_of_output: bool, factor: Any) -> Callable[..., Any]:
     def update_state(values: Any, sample_weight: Any = None) -> Any:
         if len(getattr(values, "shape", ())):
-            weight = None if sample_weight is None else sample_weight * factor
-            return update(values / factor, sample_weight=weight)
+            return update(values / ops.cast(factor, values.dtype), sample_weight=sample_weight)
         if is_of_output and sample_weight is None:
             return update(values, sample_weight=1 / factor)
         return update(values, sample_weight=sample_weight)

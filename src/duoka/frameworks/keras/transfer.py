@@ -14,7 +14,7 @@ from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.layout import Kind, Layout
 from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.outcome import Outcome, Slices
+from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,10 @@ class Transfer:
         self._num_replicas = collective.num_replicas
         self._total_rows = total_rows
         self._dense_at = [n for n, part in enumerate(first.gradients) if not isinstance(part, Slices)]
-        self._num_gradients = len(first.gradients)
         self._slices = {
             n: _kind_of_slices(part, num_rows) for n, part in enumerate(first.gradients) if isinstance(part, Slices)
         }
-        self._counts = [len(self._dense_at), len(first.moving), len(first.logs), len(first.metrics)]
+        self._counts = len(self._dense_at), len(first.moving), len(first.logs), len(first.metrics)
         self._layout = Layout([Kind.of(part) for part in self._summed(first)])
         self._other_kinds = [Kind.of(part) for part in first.others]
         self._other_bytes = sum(kind.size * kind.dtype.itemsize for kind in self._other_kinds)
@@ -127,18 +126,14 @@ class Transfer:
 
     # Out.
 
-    def read(self, exchange: Exchange) -> Outcome:
-        """What all replicas did together, in memory of its own."""
+    def read(self, exchange: Exchange) -> Total:
         flats, others, scratch = self._split([exchange.result(buffer) for buffer in self._buffers])
-        parts = iter(self._layout.results(flats))
-        dense, moving, logs, metrics = ([next(parts) for _ in range(count)] for count in self._counts)
-        gradients: list[Array | Slices] = [np.empty(0)] * self._num_gradients
-        for n, gradient in zip(self._dense_at, dense, strict=True):
-            gradients[n] = gradient
-        places = self._slices_layout.results(scratch)
-        for place, n in enumerate(self._slices):
-            gradients[n] = Slices(places[2 * place], places[2 * place + 1])
-        return Outcome(gradients, moving, self._read_others(others), metrics, logs)
+        places = self._slices_layout.views([flat.copy() for flat in scratch])
+        slices = [
+            Slices(indices, values if values.dtype == kind.row.dtype else values.astype(kind.row.dtype))
+            for indices, values, kind in zip(places[::2], places[1::2], self._slices.values(), strict=True)
+        ]
+        return Total(self._layout, [flat.copy() for flat in flats], slices, self._read_others(others), self._counts)
 
     def _read_others(self, data: Array) -> list[Array]:
         arrays, start = [], 0
