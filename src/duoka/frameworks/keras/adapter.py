@@ -12,11 +12,13 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.attachment import Attachment, is_attached
+from duoka.frameworks.keras.attachment import BACKENDS, Attachment, is_attached
 from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.scope import watch_models
+from duoka.frameworks.keras.scope import is_training_now, watch_models
 from duoka.frameworks.keras.steps import Progress
 from duoka.strategies.strategy import Options
+
+_TRIED = "3.15."  # other versions may work: a good part of what is hooked into is not public
 
 
 class NoEvaluation:
@@ -63,9 +65,22 @@ class KerasAdapter:
         """Once for each model. With one replica it stays as it is."""
         if self._collective.num_replicas == 1 or is_attached(model):
             return
+        self._check(model)
         if self.options.sync_batchnorm:
             raise MismatchError("sync_batchnorm=True is not there for Keras yet.", do="leave it out.")
         Attachment(model, self._collective, self._memory, self._progress, self.tell_once).attach()
+
+    def _check(self, model: Any) -> None:
+        if (name := keras.backend.backend()) not in BACKENDS:
+            raise MismatchError(f"Keras runs on {name}.", do=f"set KERAS_BACKEND to one of {', '.join(BACKENDS)}.")
+        if is_training_now(model):
+            raise MismatchError(
+                f"The fit of {model.name} is under way, and it is to train on all replicas from here on.",
+                why="the batches before were trained by every worker for itself.",
+                do="make the strategy before fit, and build the model inside `with strategy.scope():`, or prepare it.",
+            )
+        if not keras.__version__.startswith(_TRIED):
+            self.tell_once(f"Keras {keras.__version__} has not been tried with Duoka; {_TRIED[:-1]} has")
 
     @contextmanager
     def scope(self, owner: Any) -> Iterator[None]:

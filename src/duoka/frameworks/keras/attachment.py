@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
 
 from duoka.collectives.collective import Collective
-from duoka.errors import MismatchError
+from duoka.frameworks.keras.agreement import hear_all
 from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.callbacks import make_bar, writing_once
+from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.saving import save_once
+from duoka.frameworks.keras.seeds_of_replicas import seed_variables
+from duoka.frameworks.keras.source import naming, source_of
 from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
-from duoka.frameworks.keras.votes import with_vote
+from duoka.frameworks.keras.votes import vote_for
 
-_BACKENDS = {
+BACKENDS = {
     "tensorflow": ("tensorflow_backend", "TensorFlowBackend"),
     "jax": ("jax_backend", "JaxBackend"),
     "torch": ("torch_backend", "TorchBackend"),
 }
-_SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate")
+_SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate", "predict")
 
 
 class Attachment:
@@ -37,22 +44,29 @@ class Attachment:
     ) -> None:
         self._model, self._collective = model, collective
         self._memory, self._progress, self._tell = memory, progress, tell
+        self._is_fitting = False
         self._is_validating = False
-        self._is_built = False
+        self._has_agreed = False  # on the values of variables, at the start of a training
         self._own_test_function: Any = None  # this worker's
         self._shared_test_function: Any = None
 
     def attach(self) -> None:
+        attributes, kind = self._model.__dict__, type(self._model)
         for name in _SHADOWED:
-            self._model.__dict__[name] = getattr(self, name)
+            attributes[name] = getattr(self, name)
+        for name in ("save", "save_weights", "export"):
+            own = getattr(kind, name).__get__(self._model)
+            attributes[name] = save_once(own, self._is_main, makes_folders=name == "export")
+        self._model.train_function = self._model.test_function = None  # of trainings before
 
     def make_train_function(self, force: bool = False) -> Any:
         """What `fit` and `train_on_batch` call before they train."""
-        if self._model.train_function is None or force:
-            self._is_built = False
-            if keras.backend.backend() != "tensorflow":
-                # Here everything is built; on JAX the variables are empty while `fit` runs.
-                agree_on_start(self._model, self._collective)
+        is_new = self._model.train_function is None or force
+        self._has_agreed = self._has_agreed and not is_new
+        if keras.backend.backend() != "tensorflow":
+            # Here everything is built; on JAX the variables are empty while `fit` runs.
+            self._agree()
+        if is_new:
             self._model.train_function = self._make_function(is_training=True)
         return self._model.train_function
 
@@ -70,25 +84,97 @@ class Attachment:
         return model.test_function
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """With a callback of ours behind the user's: any stop stops all."""
-        if len(self._collective.workers) == 1:
-            return type(self._model).fit(self._model, *args, **kwargs)
-        return type(self._model).fit(self._model, **with_vote(self._model, self._collective, args, kwargs))
+        """Callbacks write on the main worker only, and behind the user's comes one of ours: any stop stops all."""
+        arguments = self._by_name("fit", args, kwargs)
+        x = arguments.get("x")
+        if len(self._collective.workers) > 1:
+            self._start_together(x)
+        self._has_agreed = False
+        given: Any = arguments.get("callbacks")
+        is_list = isinstance(given, keras.callbacks.CallbackList)
+        callbacks = list(given.callbacks) if is_list else keras.tree.flatten(given or [])
+        more = self._callbacks_of_ours(callbacks, arguments)
+        if is_list:
+            given.callbacks.extend(more)
+        else:
+            arguments["callbacks"] = [*callbacks, *more]
+        self._is_fitting = True
+        try:
+            with naming(x), writing_once([*callbacks, *more], self._is_main):
+                return type(self._model).fit(self._model, **arguments)
+        finally:
+            self._is_fitting = False
+            if is_list:
+                given.callbacks[:] = callbacks
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """`fit` says with an argument of its own that it is the one who calls; it does so on all workers."""
-        self._is_validating = bool(kwargs.get("_use_cached_eval_dataset"))
+        if not kwargs.get("_use_cached_eval_dataset"):
+            return self._run_alone("evaluate", args, kwargs)
+        self._is_validating = True
         try:
-            return type(self._model).evaluate(self._model, *args, **kwargs)
+            with naming(kwargs.get("x", args[0] if args else None)):
+                return type(self._model).evaluate(self._model, *args, **kwargs)
         finally:
             self._is_validating = False
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_alone("predict", args, kwargs)
+
+    def _run_alone(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """With one progress bar, even when all workers do it; and in the middle of `fit` without a trace."""
+        arguments = self._by_name(name, args, kwargs)
+        if not self._is_main():
+            arguments["verbose"] = 0
+        keeping: AbstractContextManager[None] = self._keeping_state() if self._is_fitting else nullcontext()
+        with keeping:
+            return getattr(type(self._model), name)(self._model, **arguments)
+
+    @contextmanager
+    def _keeping_state(self) -> Iterator[None]:
+        """Metrics go on counting where they were: otherwise `History` would differ between workers."""
+        model = self._model
+        if keras.backend.backend() == "jax":
+            model.jax_state_sync()
+        variables = [*model.metrics_variables, *seed_variables(model)]
+        values = [keras.ops.copy(variable.value) for variable in variables]
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def _start_together(self, x: Any) -> None:
+        """All workers are here, with the same generators. What one of them has written before, the others find."""
+        if (source := source_of(x)).is_stream:
+            self._tell(f"every worker reads all of {source.name}, and trains on its rows")
+        if len(set(hear_all(self._collective, digest(AT_THE_START), "at the start of fit"))) > 1:
+            take_states_from_first(self._collective, AT_THE_START)
+
+    def _callbacks_of_ours(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
+        ours = []
+        has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
+        is_list = isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList)
+        if arguments.get("verbose", "auto") != 0 and not has_bar and not is_list:
+            ours.append(make_bar())
+        if len(self._collective.workers) > 1:
+            ours.append(vote_for(callbacks, self._model, self._collective))
+        return ours
+
+    def _by_name(self, name: str, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments by name, in the order of Keras's own method; the model's may have more."""
+        _, *names = inspect.signature(getattr(keras.Model, name)).parameters
+        if len(args) > len(names):
+            raise TypeError(f"{name}() takes at most {len(names)} arguments, and was given {len(args)}")
+        return dict(zip(names, args, strict=False)) | kwargs
+
+    def _is_main(self) -> bool:
+        return self._collective.worker == min(self._collective.workers)
 
     def _make_function(self, *, is_training: bool) -> Any:
         """With the arguments and results that this backend's `fit` expects."""
         name = keras.backend.backend()
-        if name not in _BACKENDS:
-            raise MismatchError(f"Keras runs on {name}.", do=f"use one of {', '.join(_BACKENDS)}.")
-        module, kind = _BACKENDS[name]
+        module, kind = BACKENDS[name]
         backend_class = getattr(importlib.import_module(f"duoka.frameworks.keras.{module}"), kind)
         terms = Terms()
         backend: Backend = backend_class(self._model, terms, self._tell, is_training=is_training)
@@ -112,11 +198,15 @@ class Attachment:
 
     def _build(self, batch: Any) -> Any:
         """On TensorFlow it is the first batch that shows the shapes: from here on all variables exist."""
-        if keras.backend.backend() == "tensorflow" and not self._is_built:
+        if not self._has_agreed:
             self._model._symbolic_build(data_batch=batch)
-            agree_on_start(self._model, self._collective)
-            self._is_built = True
+            self._agree()
         return batch
+
+    def _agree(self) -> None:
+        if not self._has_agreed:
+            agree_on_start(self._model, self._collective)
+            self._has_agreed = True
 
 
 def is_attached(model: Any) -> bool:

@@ -45,7 +45,7 @@ def digest(batch: Any) -> int:
     number = 0
     for leaf in leaves_of(batch):
         try:
-            part = as_array(leaf[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))])
+            part = as_array(leaf)[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))]
         except (MismatchError, TypeError):
             continue  # ragged, sparse, or text
         if part.dtype.kind not in "OSUV":

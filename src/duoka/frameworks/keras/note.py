@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass
 from duoka.errors import MismatchError
 
 
+class DifferentBatches(MismatchError):
+    """Whoever knows where the data comes from can say more."""
+
+
 @dataclass(frozen=True)
 class Note:
     data: int  # a digest of the global batch
@@ -29,7 +33,7 @@ def compare(packed: Sequence[bytes], step: int, tell: Callable[[str], None]) -> 
     first_replica, first = present[0]
     for replica, note in present:
         if note.data != first.data:
-            raise MismatchError(
+            raise DifferentBatches(
                 f"At step {step} replicas {first_replica} and {replica} saw different global batches.",
                 why="every worker reads the same data and takes its rows: the order must be the same everywhere.",
                 do="give shuffles a seed, sort what comes out of a set, and build the dataset after the strategy.",

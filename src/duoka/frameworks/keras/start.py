@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
+from duoka.frameworks.keras.agreement import hear_all
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -18,25 +20,41 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def agree_on_start(model: Any, collective: Collective) -> None:
-    """Compare the structure of the model between workers, then copy the first worker's values to all."""
+    """Compare the model between workers, and copy the first worker's values to all where they differ.
+
+    They may, when the main worker alone has loaded weights.
+    """
     if len(collective.workers) == 1:
         return
     variables = variables_of(model)
+    values = [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in variables]
     lines = "\n".join(f"{tuple(variable.shape)} {variable.dtype}" for variable in variables)
-    mine = np.frombuffer(hashlib.sha256(lines.encode()).digest(), np.uint8)
-    if len({bytes(part) for part in collective.all_gather([mine] * len(collective.replicas))}) > 1:
+    kinds = hashlib.sha256(lines.encode()).digest()
+    content = hashlib.sha256()
+    for value in values:
+        content.update(_bytes_of(value).data)
+    notes = hear_all(collective, kinds + content.digest(), "of the variables at the start of a training")
+    if len({note[: len(kinds)] for note in notes}) > 1:
         raise MismatchError(
             f"The workers built different models: here it has {len(variables)} variables.",
             why="the script made choices that differ between workers.",
             do="build the model from the same arguments on every worker.",
         )
-    values = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)) for variable in variables]
-    flat = np.concatenate([value.reshape(-1).view(np.uint8) for value in values])
+    if len(set(notes)) > 1:
+        _copy_from_first(variables, values, collective)
+
+
+def _copy_from_first(variables: list[Any], values: list[Array], collective: Collective) -> None:
+    flat = np.concatenate([_bytes_of(value) for value in values])
     received = collective.broadcast(flat)
-    if collective.worker == collective.placement.owner(0) or np.array_equal(received, flat):
-        return
     start = 0
     for variable, value in zip(variables, values, strict=True):
         stop = start + value.nbytes
-        variable.assign(received[start:stop].copy().view(value.dtype).reshape(value.shape))
+        new = received[start:stop].copy().view(value.dtype).reshape(value.shape)
+        if new.tobytes() != value.tobytes():
+            variable.assign(new)
         start = stop
+
+
+def _bytes_of(value: Array) -> Array:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras.src.utils import is_default
 
 from duoka.collectives.collective import Collective
+from duoka.frameworks.keras.agreement import hear_all
+from duoka.frameworks.keras.generators import BETWEEN_EPOCHS, digest, take_states_from_first
+
+_STOP, _GO_ON = b"s", b"g"
+_OF_BATCHES = ("on_train_batch_end", "on_batch_end", "on_train_batch_begin", "on_batch_begin")
 
 
 class EpochVote(keras.callbacks.Callback):
-    """Comes after the user's callbacks, at the end of each epoch. It never touches `self.model`: on JAX that costs."""
+    """Comes after the user's callbacks, at the end of each epoch. It never touches `self.model`: on JAX that costs.
+
+    An exchange of its own: the next step's would come too late, since one device stops before it.
+    """
 
     def __init__(self, attached: Any, collective: Collective) -> None:
         super().__init__()
         self._attached, self._collective = attached, collective
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._vote(f"at the end of epoch {epoch}")
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._vote(f"at the beginning of epoch {epoch}")
 
-    def _vote(self, name: str) -> None:
-        exchange = self._collective.exchange([], name)
-        note = b"stop" if self._attached.stop_training else b""
-        is_committed = False
-        while not is_committed:
-            for replica in exchange.missing:
-                exchange.deposit(replica, note)
-            is_committed = exchange.commit()
-        if any(exchange.notes):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        notes = self._vote(f"at the end of epoch {epoch}", digest(BETWEEN_EPOCHS))
+        if len({note[1:] for note in notes}) > 1:
+            take_states_from_first(self._collective, BETWEEN_EPOCHS)
+
+    def _vote(self, name: str, more: bytes = b"") -> list[bytes]:
+        mine = _STOP if self._attached.stop_training else _GO_ON
+        notes = hear_all(self._collective, mine + more, name)
+        if any(note[:1] == _STOP for note in notes):
             self._attached.stop_training = True
+        return notes
 
 
 class BatchVote(EpochVote):
@@ -40,27 +49,13 @@ class BatchVote(EpochVote):
         self._vote(f"at the end of batch {batch}")
 
 
-def with_vote(model: Any, collective: Collective, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `fit`, all by name, with a vote behind the user's callbacks."""
-    arguments = dict(inspect.signature(type(model).fit).bind_partial(model, *args, **kwargs).arguments)
-    arguments.pop(next(iter(arguments)))  # self
-    arguments.update(arguments.pop("kwargs", {}))
-    given = arguments.get("callbacks")
-    if isinstance(given, keras.callbacks.CallbackList):
-        given.append(_vote_for(given.callbacks, model, collective))
-    else:
-        callbacks = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-        arguments["callbacks"] = [*callbacks, _vote_for(callbacks, model, collective)]
-    return arguments
-
-
-def _vote_for(callbacks: Sequence[Any], model: Any, collective: Collective) -> EpochVote:
-    """Keras's own callbacks decide by the logs, which are equal on all workers."""
-    own = [callback for callback in callbacks if not type(callback).__module__.startswith("keras.")]
-    base = keras.callbacks.Callback
-    watches_batches = any(
-        getattr(type(callback), name, None) is not getattr(base, name)
-        for callback in own
-        for name in ("on_train_batch_end", "on_batch_end", "on_train_batch_begin", "on_batch_begin")
-    ) or any(isinstance(callback, keras.callbacks.LambdaCallback) for callback in callbacks)
+def vote_for(callbacks: Sequence[Any], model: Any, collective: Collective) -> EpochVote:
+    own = [callback for callback in callbacks if not _decides_by_logs(callback)]
+    watches_batches = any(not is_default(getattr(callback, name)) for callback in own for name in _OF_BATCHES)
     return (BatchVote if watches_batches else EpochVote)(model, collective)
+
+
+def _decides_by_logs(callback: Any) -> bool:
+    """Keras's own callbacks do, and logs are equal on all workers."""
+    is_own = not type(callback).__module__.startswith("keras.")
+    return not is_own and not isinstance(callback, keras.callbacks.LambdaCallback)

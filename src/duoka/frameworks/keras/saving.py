@@ -1,0 +1,140 @@
+"""`model.save`, `save_weights` and `export` write once, on the main worker, whole or not at all.
+
+No worker waits for another: they may be called by all, by the main one alone, or in a callback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any
+
+from keras.src.utils import file_utils, io_utils
+
+from duoka.errors import CheckpointError
+
+Save = Callable[..., Any]
+Write = Callable[[str], Any]
+
+
+def save_once(save: Save, is_main: Callable[[], bool], *, makes_folders: bool = False) -> Save:
+    """The same call, for one worker. Files in other places than a local folder are left to Keras."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_main():
+            return None
+        options = dict(inspect.signature(save).bind(*args, **kwargs).arguments)
+        filepath = options.pop(next(iter(options)))
+        options.update(options.pop("kwargs", {}))
+        if not _is_local(filepath) or options.get("max_shard_size") is not None:
+            return save(filepath, **options)  # shards are named after the file, and are several
+        path = os.path.realpath(filepath)
+        if os.path.exists(path) and not options.get("overwrite", True):
+            if not _may_overwrite(filepath):
+                return None
+            options["overwrite"] = True
+        with _explaining(filepath):
+            if makes_folders:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            return write_whole(path, lambda partial: _save_to(partial, filepath, lambda: save(partial, **options)))
+
+    return run
+
+
+def _is_local(path: Any) -> bool:
+    is_path = isinstance(path, (str, os.PathLike))
+    return is_path and not str(path).startswith("hf://") and not file_utils.is_remote_path(os.fspath(path))
+
+
+def _may_overwrite(path: Any) -> bool:
+    try:
+        return bool(io_utils.ask_to_proceed_with_overwrite(str(path)))
+    except EOFError:
+        raise CheckpointError(
+            f"The model was not saved to {path}, which is there already.",
+            why="overwrite=False asks what to do, and a worker has no keyboard.",
+            do="choose another name, or leave overwrite=False out.",
+        ) from None
+
+
+def _save_to(partial: str, path: Any, save: Callable[[], Any]) -> Any:
+    """Whatever is said about the place is said about the one that was asked for."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            return save()
+    except ValueError as error:
+        raise ValueError(str(error).replace(partial, str(path))) from None
+    finally:
+        sys.stdout.write(said.getvalue().replace(partial, str(path)))
+
+
+def write_whole(path: str, write: Write) -> Any:
+    """Let `write` make a file or a folder beside `path`, and put it in its place once it is on the disk.
+
+    The new one has the same endings, which say what kind of file it is. A folder takes the place of an old one in
+    two steps: between them neither is there.
+    """
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{secrets.token_hex(6)}.partial-{name}")
+    try:
+        result = write(partial)
+        _flush(partial)
+        if os.path.isdir(partial) and os.path.isdir(path):
+            old = os.path.join(folder, f".{secrets.token_hex(6)}.old-{name}")
+            os.rename(path, old)
+            os.rename(partial, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                os.chmod(partial, os.stat(path).st_mode & 0o7777)
+            os.replace(partial, path)
+        _flush_one(folder)
+    except BaseException:
+        _remove(partial)
+        raise
+    return result
+
+
+@contextmanager
+def _explaining(path: Any) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        folder = os.path.dirname(os.path.realpath(path))
+        is_missing = not os.path.isdir(folder)
+        raise CheckpointError(
+            f"The model could not be saved to {path}.",
+            why=f"there is no folder {folder}." if is_missing else f"{error.strerror or error}.",
+            do="make the folder first." if is_missing else "make room, or choose another place; the old file is there.",
+        ) from error
+
+
+def _flush(path: str) -> None:
+    """Until it is on the disk."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _flush_one(os.path.join(folder, name))
+        _flush_one(folder)
+    if not os.path.isdir(path):
+        _flush_one(path)
+
+
+def _flush_one(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        os.unlink(path)
