@@ -10,7 +10,7 @@ from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.note import Note, compare
-from duoka.frameworks.keras.outcome import Outcome, Slices
+from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.transfer import Transfer
 
 ROWS, REPLICAS, PER_ROW = 5, 4, 3
@@ -33,7 +33,7 @@ def outcome_of(replica: int) -> Outcome:
     )
 
 
-def exchanged() -> Outcome:
+def exchanged() -> Total:
     collective = solo(REPLICAS, available_bytes=lambda: 1 << 30)
     transfer = Transfer(collective, Memory(collective), outcome_of(0), len(share(ROWS, REPLICAS, 0)), ROWS)
     exchange = transfer.open("of a test")
@@ -47,17 +47,18 @@ def exchanged() -> Outcome:
 def test_gradients_state_and_logs_are_weighted_by_rows_and_metrics_are_added_up():
     total, outcomes = exchanged(), [outcome_of(replica) for replica in range(REPLICAS)]
     weights = [len(share(ROWS, REPLICAS, replica)) / ROWS for replica in range(REPLICAS)]
-    for read in (lambda o: o.gradients[0], lambda o: o.gradients[2], lambda o: o.moving[0], lambda o: o.logs[0]):
+    gradients, moving, logs, metrics = total.parts(total.flats)
+    reads = (lambda o: o.gradients[0], lambda o: o.gradients[2], lambda o: o.moving[0], lambda o: o.logs[0])
+    for part, read in zip((*gradients, moving[0], logs[0]), reads, strict=True):
         expected = sum(weight * read(outcome) for weight, outcome in zip(weights, outcomes, strict=True))
-        np.testing.assert_allclose(read(total), expected, rtol=1e-5)
-        assert read(total).dtype == read(outcomes[0]).dtype
-    assert total.metrics[0] == ROWS
+        np.testing.assert_allclose(part, expected, rtol=1e-5)
+        assert part.dtype == read(outcomes[0]).dtype
+    assert metrics[0] == ROWS
 
 
 def test_slices_come_one_behind_the_other_and_are_not_merged():
     total, outcomes = exchanged(), [outcome_of(replica) for replica in range(REPLICAS)]
-    slices = total.gradients[1]
-    assert isinstance(slices, Slices)
+    (slices,) = total.slices
     assert slices.indices.tolist() == np.concatenate([o.gradients[1].indices for o in outcomes]).tolist()
     weights = [len(share(ROWS, REPLICAS, replica)) / ROWS for replica in range(REPLICAS)]
     expected = np.concatenate([w * o.gradients[1].values for w, o in zip(weights, outcomes, strict=True)])
