@@ -40,7 +40,7 @@ def at_most(what: str, asked: float, measured: float) -> tuple[str, str, str, bo
 
 def main() -> None:
     numbers = run("all_reduce.py") | run("torch_step.py") | run("torch_overhead.py") | run("startup.py")
-    numbers |= run("imports.py")
+    numbers |= run("imports.py") | run("keras_step.py") | run("keras_overhead.py") | run("keras_folder.py")
     reduce, startup = numbers["all_reduce_us"], numbers["startup_s"]
     rows = [at_least("all_reduce, 4 KB, handed-out buffer, against Gloo", 3, _times(reduce["4 KB"], "shared"))]
     for size in ("1 MB", "4 MB", "25 MB", "100 MB"):
@@ -68,6 +68,7 @@ def main() -> None:
         ("`duoka devices`, whole command", "< 300 ms", f"{numbers['devices_ms']:.0f} ms", numbers["devices_ms"] < 300)
     )
     rows += _torch_rows(numbers["torch_step_ms"], numbers["torch_overhead_ms"])
+    rows += _keras_rows(numbers["keras_step_ms"], numbers["keras_overhead_ms"], numbers["keras_folder_images_s"])
     text = "\n\n".join([
         "# Measured by `make bench`",
         f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns.",
@@ -77,6 +78,8 @@ def main() -> None:
         f"Barrier: {numbers['barrier_us']['duoka']:.0f} us, Gloo {numbers['barrier_us']['gloo']:.0f} us.",
         "## One training step of PyTorch, two workers with one thread each, milliseconds",
         _torch_table(numbers["torch_step_ms"]),
+        "## One step of Keras's `fit`, milliseconds; peers with 1 and 2 threads",
+        _keras_table(numbers["keras_step_ms"]),
         "## Start-up: two workers, PyTorch imported, first barrier passed",
         "\n".join(["| launcher | seconds |", "|---|---|", *(f"| {who} | {s:.2f} |" for who, s in startup.items())]),
         NOTES,
@@ -90,6 +93,9 @@ NOTES = """## Notes
 - PyTorch: all contestants run in the same two processes, one thread each, with the same model, data, optimizer
   and allocator settings, in turn. `half` is the plain step on half of the batch, without any communication; `alone` the
   plain step on the whole batch on one worker, while the other one waits; `memcpy` a copy of the gradient, by both.
+- Keras: contestants live in processes of their own, which sleep until it is their turn, with the same model, data,
+  optimizer and allocator settings; the time is that of an epoch of `fit`, divided by its steps. Duoka runs two workers
+  with one thread each; peers run with one and with two threads, and the better of the two counts.
 - The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
@@ -129,6 +135,50 @@ def _torch_rows(cases: dict, overhead: dict) -> list[tuple[str, str, str, bool]]
         )
     )
     return rows
+
+
+def _keras_rows(cases: dict, overhead: dict, folder: dict) -> list[tuple[str, str, str, bool]]:
+    """Peers at their better number of threads; "the better MirroredStrategy" is the better of two collectives, too."""
+
+    def ratio(case: str, backend: str, *kinds: str) -> float:
+        times = cases[case][backend]
+        return min(times[f"{kind} {threads}"] for kind in kinds for threads in (1, 2)) / times["duoka"]
+
+    both = ("mirrored", "hierarchical")
+    small, large, mobilenet = (f"{name}, global batch {n}" for name, n in _KERAS_CASES)
+    asked = [
+        (mobilenet, "tensorflow", "plain `fit`", 1.2, ("plain",)),
+        (mobilenet, "tensorflow", "the better MirroredStrategy", 1.4, both),
+        (small, "tensorflow", "plain `fit`", 1.0, ("plain",)),
+        (small, "tensorflow", "the better MirroredStrategy", 1.2, both),
+        (small, "tensorflow", "the default MirroredStrategy", 1.3, ("mirrored",)),
+        (large, "tensorflow", "the better MirroredStrategy", 1.0, both),
+        (large, "tensorflow", "the default MirroredStrategy", 1.3, ("mirrored",)),
+        (small, "jax", "DataParallel on JAX", 1.0, ("dataparallel",)),
+        (large, "jax", "DataParallel on JAX", 1.0, ("dataparallel",)),
+    ]
+    rows = []
+    for case, backend, peer, least, kinds in asked:
+        found = ratio(case, backend, *kinds)
+        rows.append((f"{case}, against {peer}", f">= {least:g}x", f"{found:.2f}x", found >= least))
+    for backend, most in (("tensorflow", 1.10), ("jax", 1.10), ("torch", 1.05)):
+        found = overhead[backend]["duoka"] / overhead[backend]["plain"]
+        what = f"Reuters CNN, one worker with two replicas, time against two plain steps, {backend}"
+        rows.append((what, f"<= {most:.2f}x", f"{found:.3f}x", found <= most))
+    found = folder["duoka"] / max(folder["plain 1"], folder["plain 2"])
+    rows.append(("a folder of pictures, MobileNetV2, against plain `fit`", ">= 1.3x", f"{found:.2f}x", found >= 1.3))
+    return rows
+
+
+_KERAS_CASES = (("Reuters CNN", 32), ("Reuters CNN", 128), ("MobileNetV2 at 32x32", 64))
+
+
+def _keras_table(cases: dict) -> str:
+    lines = ["| step | backend | contestants |", "|---|---|---|"]
+    for case, backends in cases.items():
+        for backend, times in backends.items():
+            lines.append(f"| {case} | {backend} | " + ", ".join(f"{who} {ms:.2f}" for who, ms in times.items()) + " |")
+    return "\n".join(lines)
 
 
 def _torch_table(cases: dict) -> str:

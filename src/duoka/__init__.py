@@ -33,7 +33,7 @@ _HOMES = {
     "virtual_devices": "duoka.session",
 }
 
-_MODULES = {"torch"}  # names borrowed from a framework: loaded, and the framework with them, on first touch
+_MODULES = {"keras", "torch"}  # names borrowed from a framework: loaded on first touch
 
 __all__ = ["Device", "DuokaError", "Mirrored", "devices", "virtual_devices"]
 

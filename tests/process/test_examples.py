@@ -138,6 +138,54 @@ def write_pictures(path: Path) -> None:
                 Image.new("RGB", (20 + row, 30), colour).save(directory / f"{row}.{'png' if row % 2 else 'jpg'}")
 
 
+# Keras.
+
+ON_TORCH = {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"}  # the backend that starts fastest
+
+
+def run_keras(directory: Path, command: tuple[str, ...], script: str, *options: str, backend: str = "torch") -> str:
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+    environ = one_thread | ON_TORCH | {"KERAS_BACKEND": backend}
+    ended = Run(directory, [*command, str(EXAMPLES / script), *options], environ).finish(280, leaves=LEAVES)
+    assert ended.code == 0, ended.out + ended.err
+    return ended.out
+
+
+@pytest.mark.timeout(600)
+def test_reuters_has_the_losses_of_the_plain_script(tmp_path):
+    small = ("--synthetic", "--epochs", "2", "--steps", "12")
+    plain = run_keras(tmp_path, PYTHON, "reuters_cnn/before.py", *small)
+    replicated = run_keras(tmp_path, on_workers(2, 2), "reuters_cnn/after.py", *small)
+    losses = numbers_after("loss:", plain)
+    assert len(losses) == 4  # of training and validation
+    assert numbers_after("loss:", replicated) == pytest.approx(losses, rel=2e-3)  # Nadam, and four digits
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_mobilenet_of_keras_learns_from_folders_of_pictures(tmp_path, backend):
+    write_pictures(tmp_path / "pictures")
+    words = ("--data", str(tmp_path / "pictures"), "--epochs", "1", "--width", "0.1", "--batch-size", "16")
+    for command, script in ((PYTHON, "before"), (on_workers(2, 2), "after")):
+        text = run_keras(tmp_path, command, f"mobilenet_mnist_keras/{script}.py", *words, backend=backend)
+        assert re.findall(r"^2/2 - .* - loss: [\d.]+ - .*val_loss: [\d.]+$", text, re.MULTILINE), text
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_cats_and_dogs_are_read_from_a_folder_trained_with_and_saved(tmp_path, backend):
+    write_pictures(tmp_path / "pictures")
+    words = ("--data", str(tmp_path / "pictures" / "train"), "--epochs", "1", "--width", "0.1", "--batch-size", "16")
+    for command, script in ((PYTHON, "before"), (on_workers(2, 2), "after")):
+        saved = tmp_path / f"{script}.keras"
+        more = ("--size", "64", "--save", str(saved))
+        text = run_keras(tmp_path, command, f"cats_and_dogs/{script}.py", *words, *more, backend=backend)
+        assert re.findall(r"^2/2 - .* - loss: [\d.]+ - .*val_loss: [\d.]+$", text, re.MULTILINE), text
+        assert saved.stat().st_size > 100_000
+
+
 # What the loaders of data refuse.
 
 

@@ -24,6 +24,7 @@ LAYERS = [
     "cli",
     "horovod",
     "torch",
+    "keras",
 ]
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
 

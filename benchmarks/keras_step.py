@@ -1,0 +1,160 @@
+"""One step of Keras's `fit`: two workers with one thread each, against plain `fit` and the frameworks' own ways.
+
+    python benchmarks/keras_step.py [--rounds 4] [--steps 1.0]
+
+Contestants live in processes of their own, and take turns with one epoch each; the first round is not counted. Peers
+run with one and with two threads, and are judged by the better of the two. All have the same model, data, optimizer and
+allocator settings. "plain" is `fit` without anything; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs,
+with its default collective, "hierarchical" with HierarchicalCopyAllReduce; "dataparallel" is
+keras.distribution.DataParallel on JAX with two host devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_contest import Contest, serve
+
+HERE = Path(__file__)
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    batch_size: int
+    num_steps: int
+    peers: dict[str, tuple[str, ...]]  # kinds by backend
+
+
+EVERYTHING = {"tensorflow": ("plain", "mirrored", "hierarchical"), "jax": ("plain", "dataparallel")}
+CASES = {
+    "Reuters CNN, global batch 32": Case("reuters", 32, 60, EVERYTHING),
+    "Reuters CNN, global batch 128": Case("reuters", 128, 24, EVERYTHING),
+    "MobileNetV2 at 32x32, global batch 64": Case(
+        "mobilenet", 64, 3, {"tensorflow": ("plain", "mirrored", "hierarchical")}
+    ),
+}
+THREADS = (1, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=float, default=1.0, help="how many times the usual number of steps")
+    parser.add_argument("--case", action="append", choices=list(CASES), help="only these")
+    parser.add_argument("--backend", action="append", choices=list(EVERYTHING), help="only these")
+    parser.add_argument("--serve", nargs=2, metavar=("KIND", "BACKEND"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        Contestant(*options.serve)
+        return
+    numbers: dict[str, dict[str, dict[str, float]]] = {}
+    for backend in options.backend or EVERYTHING:  # one after the other: fewer processes at a time
+        cases = {name: CASES[name] for name in options.case or CASES if backend in CASES[name].peers}
+        with Contest() as contest:
+            names = _start(contest, backend, {kind for case in cases.values() for kind in case.peers[backend]})
+            for title, case in cases.items():
+                times = measure(contest, names, title, options.rounds, max(1, round(case.num_steps * options.steps)))
+                numbers.setdefault(title, {})[backend] = times
+                _print_case(f"{title}, {backend}", times)
+    if "DUOKA_BENCH_JSON" in os.environ:
+        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"keras_step_ms": numbers}))
+
+
+def _start(contest: Contest, backend: str, kinds: set[str]) -> list[str]:
+    names = ["duoka"]
+    ours = ("-m", "duoka", "run", "--devices", "2", "--threads", "1")
+    contest.start("duoka", [*ours, str(HERE), "--serve", "duoka", backend], {"KERAS_BACKEND": backend}, num_workers=2)
+    for kind in sorted(kinds):
+        for threads in THREADS:
+            names.append(f"{kind} {threads}")
+            environ = {"KERAS_BACKEND": backend, "TF_NUM_INTEROP_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
+            environ |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"), str(threads))
+            if kind == "dataparallel":
+                environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+            contest.start(names[-1], [str(HERE), "--serve", kind, backend], environ)
+    contest.wait_until_ready()
+    return names
+
+
+def measure(contest: Contest, names: list[str], title: str, num_rounds: int, num_steps: int) -> dict[str, float]:
+    """Medians of the mean step of an epoch, in milliseconds. Compiling happens before, for all at once."""
+    contest.ask(names, title=title, num_steps=num_steps)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(num_rounds + 1):
+        for name in names if number % 2 else names[::-1]:
+            answers = contest.ask([name], title=title, num_steps=num_steps)[name]
+            if number:
+                times[name].append(max(answers) / num_steps * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+class Contestant:
+    """One process: makes a model when it is asked for it the first time, and times epochs of it."""
+
+    def __init__(self, kind: str, backend: str) -> None:
+        from duoka.devices.heap import keep_freed_memory
+
+        keep_freed_memory()  # as Duoka does in its workers
+        self._scope = _scope_of(kind)
+        self._models: dict = {}
+        serve(self.time_epoch)
+
+    def time_epoch(self, title: str, num_steps: int) -> float:
+        import keras_models
+
+        case = CASES[title]
+        if title not in self._models:
+            self._models.clear()  # one at a time
+            make, rows = {
+                "reuters": (keras_models.make_reuters, keras_models.reuters_rows),
+                "mobilenet": (keras_models.make_mobilenet, keras_models.picture_rows),
+            }[case.model]
+            with self._scope():
+                model = make()
+            self._models[title] = model, keras_models.batches_of(rows(num_steps * case.batch_size), case.batch_size)
+        return keras_models.time_epoch(*self._models[title])
+
+
+def _scope_of(kind: str):
+    """What goes around the making of a model."""
+    if kind == "duoka":
+        import duoka
+
+        return duoka.Mirrored(devices=2, threads=1, deadline_s=200).scope
+    if kind in ("mirrored", "hierarchical"):
+        import tensorflow as tf
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        collective = None if kind == "mirrored" else tf.distribute.HierarchicalCopyAllReduce()
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], collective).scope
+    if kind == "dataparallel":
+        import keras
+
+        devices = keras.distribution.list_devices("cpu")
+        assert len(devices) == 2, devices
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+    return contextlib.nullcontext
+
+
+def better(times: dict[str, float], kind: str) -> float:
+    return min(times[f"{kind} {threads}"] for threads in THREADS)
+
+
+def _print_case(title: str, times: dict[str, float]) -> None:
+    print(f"{title}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in times.items()))
+    kinds = dict.fromkeys(name.rpartition(" ")[0] for name in times if name != "duoka")
+    print(
+        "   duoka is " + ", ".join(f"{better(times, kind) / times['duoka']:.2f}x {kind}" for kind in kinds), flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()
