@@ -63,9 +63,14 @@ class KerasAdapter:
         """Once for each model. With one replica it stays as it is."""
         if self._collective.num_replicas == 1 or is_attached(model):
             return
-        if self.options.sync_batchnorm:
-            raise MismatchError("sync_batchnorm=True is not there for Keras yet.", do="leave it out.")
-        Attachment(model, self._collective, self._memory, self._progress, self.tell_once).attach()
+        Attachment(
+            model,
+            self._collective,
+            self._memory,
+            self._progress,
+            self.tell_once,
+            sync_batchnorm=self.options.sync_batchnorm,
+        ).attach()
 
     @contextmanager
     def scope(self, owner: Any) -> Iterator[None]:

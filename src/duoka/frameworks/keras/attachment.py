@@ -11,11 +11,13 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.votes import with_vote
+from duoka.frameworks.keras.whole_share import WholeShareSteps
 
 _BACKENDS = {
     "tensorflow": ("tensorflow_backend", "TensorFlowBackend"),
@@ -33,10 +35,18 @@ class Attachment:
     """
 
     def __init__(
-        self, model: Any, collective: Collective, memory: Memory, progress: Progress, tell: Callable[[str], None]
+        self,
+        model: Any,
+        collective: Collective,
+        memory: Memory,
+        progress: Progress,
+        tell: Callable[[str], None],
+        *,
+        sync_batchnorm: bool = False,
     ) -> None:
         self._model, self._collective = model, collective
         self._memory, self._progress, self._tell = memory, progress, tell
+        self._sync_batchnorm = sync_batchnorm
         self._is_validating = False
         self._is_built = False
         self._own_test_function: Any = None  # this worker's
@@ -95,16 +105,29 @@ class Attachment:
         steps = Steps(
             self._collective, self._memory, backend, terms, self._progress, self._tell, is_training=is_training
         )
+
+        def make_whole(reason: str) -> WholeShareSteps:
+            return WholeShareSteps(
+                self._model,
+                self._collective,
+                self._progress,
+                self._tell,
+                reason=reason,
+                sync_batchnorm=self._sync_batchnorm,
+            )
+
+        reason = "sync_batchnorm=True" if self._sync_batchnorm and is_training else None
+        course = Course(self._model, steps, backend, make_whole, reason)
         num_batches = self._model.steps_per_execution
 
         def run(batches: Any) -> dict[str, Any]:
             return run_with_state(None, batches)[0]
 
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
-            logs = steps.run(self._build(next(batches)), state)
+            logs = course.run(self._build(next(batches)), state)
             for batch in _some(batches, num_batches - 1):
-                logs = steps.run(batch, backend.state)
-            return logs, backend.state
+                logs = course.run(batch, course.state)
+            return logs, course.state
 
         if name == "jax":
             return run_with_state
