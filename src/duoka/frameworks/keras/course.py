@@ -56,5 +56,5 @@ class Course:
         if keras.backend.backend() != "tensorflow" or not self._model.run_eagerly:
             return []
         shared = global_seed_variable()
-        variables = [*self._model.variables, *([] if shared is None else [shared])]
+        variables = [*self._model.variables, *self._model.metrics_variables, *([] if shared is None else [shared])]
         return [(variable, keras.ops.convert_to_numpy(variable.value)) for variable in variables]

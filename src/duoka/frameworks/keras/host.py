@@ -1,4 +1,4 @@
-"""The contract of a way out of a compiled step: Python functions of arrays, called in order, with gradients if asked."""
+"""The contract of a way out of a compiled step: functions of arrays, called in order, with gradients if asked."""
 
 from __future__ import annotations
 

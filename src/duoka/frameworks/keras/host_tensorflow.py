@@ -22,17 +22,17 @@ class TensorFlowHost(Host):
         types = [tf.as_dtype(dtype) for _, dtype in like]
         surfacing = self._wire.surfacing(function)
         if tf.executing_eagerly():
-            results = tf.numpy_function(surfacing, list(arguments), types)
+            results = _as_list(tf.numpy_function(surfacing, list(arguments), types))
         else:
             # In the order of the step's text: TensorFlow itself runs what does not depend on each other in any order.
             graph = tf.compat.v1.get_default_graph()
             before = [self._last[1]] if self._last[0] is graph else []
             with tf.control_dependencies(before):
-                results = tf.numpy_function(surfacing, list(arguments), types)
+                results = _as_list(tf.numpy_function(surfacing, list(arguments), types))
             self._last = (graph, results[0].op)
         for result, (shape, _) in zip(results, like, strict=True):
             result.set_shape(shape)
-        return list(results)
+        return results
 
     def differentiable(self, forward: Forward, backward: Backward) -> Callable[..., tuple[Any, ...]]:
         @tf.custom_gradient
@@ -45,3 +45,8 @@ class TensorFlowHost(Host):
             return list(results), gradient
 
         return lambda *arguments: tuple(function(*arguments))
+
+
+def _as_list(results: Any) -> list[Any]:
+    """A list of one tensor comes as the tensor."""
+    return list(results) if isinstance(results, (list, tuple)) else [results]

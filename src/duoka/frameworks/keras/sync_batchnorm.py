@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from keras import layers, ops
+from keras import backend, layers, ops
 
 from duoka.frameworks.keras.host import Host
 from duoka.frameworks.keras.wire import Wire
@@ -29,7 +29,7 @@ def _moments(layer: Any, inputs: Any, mask: Any, host: Host, wire: Wire) -> tupl
     num_channels = inputs.shape[axis]
     shape = [1] * len(inputs.shape)
     shape[axis] = num_channels
-    like = [((num_channels,), str(inputs.dtype).rpartition(".")[2])] * 3
+    like = [((num_channels,), backend.standardize_dtype(inputs.dtype))] * 3
 
     def forward(x: Any, weights: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         count = ops.sum(weights, axes)

@@ -50,8 +50,8 @@ class WholeShareSteps:
         backend_class = getattr(importlib.import_module(f"duoka.frameworks.keras.{module}"), kind)
         self._backend: ShareBackend = backend_class(model, self._wire, tell, sync_batchnorm=sync_batchnorm)
         tell(
-            f"the train_step of {type(model).__name__} runs in whole-share mode, because {reason}: each worker's rows as"
-            " one batch; numbers as one device, bits for a fixed number of workers only"
+            f"the train_step of {type(model).__name__} runs in whole-share mode, because {reason}: each worker's rows"
+            " are one batch; numbers as one device, bits for a fixed number of workers only"
         )
 
     @property
@@ -102,7 +102,7 @@ class WholeShareSteps:
             for part in self._wire.gather(np.concatenate([header, packed, digests.view(np.uint8)]))
         ]
         notes = [b""] * self._collective.num_replicas
-        for worker, message in zip(self._collective.workers, messages, strict=True):
+        for worker, message in zip(self._wire.workers, messages, strict=True):
             notes[self._collective.placement.replicas_of(worker)[0]] = message.note
         compare(notes, self._progress.step, self._tell)
         if len({len(message.digests) for message in messages}) > 1:
@@ -110,7 +110,8 @@ class WholeShareSteps:
                 f"At step {self._progress.step} the train_step changed different variables on different workers.",
                 do="let it do the same on every worker, whatever its rows are.",
             )
-        return [len(set(column)) > 1 for column in zip(*(message.digests.tolist() for message in messages), strict=True)]
+        columns = zip(*(message.digests.tolist() for message in messages), strict=True)
+        return [len(set(column)) > 1 for column in columns]
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ class TensorFlowShare(ShareBackend):
 
     def compute(self, rows: Any, replica: int, factor: float) -> Outcome:
         metrics = self._model.metrics_variables
-        self._counted = [variable.value.numpy() for variable in metrics]
-        starts = [seed.value.numpy() for seed in self._seeds]
+        self._counted = [_array(variable) for variable in metrics]
+        starts = [_array(seed) for seed in self._seeds]
         for seed, start in zip(self._seeds, starts, strict=True):
             seed.value.assign(state_for(start, replica))
         for variable in metrics:
@@ -66,15 +66,15 @@ class TensorFlowShare(ShareBackend):
             self._wire.raise_failure()
             raise
         finally:
-            ends = bring_back_seeds(starts, [seed.value.numpy() for seed in self._seeds])
+            ends = bring_back_seeds(starts, [_array(seed) for seed in self._seeds])
             for seed, end in zip(self._seeds, ends, strict=True):
                 seed.value.assign(end)
-        added = [variable.value.numpy() for variable in self._model.metrics_variables]
+        added = [_array(variable) for variable in self._model.metrics_variables]
         self._counted += [np.zeros_like(more) for more in added[len(self._counted) :]]  # made by the first run
         return Outcome(
             [],
-            [variable.value.numpy() for variable in self._moving],
-            [variable.value.numpy() for variable in self._others],
+            [_array(variable) for variable in self._moving],
+            [_array(variable) for variable in self._others],
             added,
             [np.asarray(log) for log in logs],
         )
@@ -167,3 +167,8 @@ def _asks_for_compiler(model: Any) -> bool:
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, tf.experimental.Optional)
+
+
+def _array(variable: Any) -> Array:
+    """A copy: TensorFlow lends the memory of its variables, and adds to them in place."""
+    return np.array(variable.value)

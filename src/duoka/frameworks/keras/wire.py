@@ -33,6 +33,12 @@ class Wire:
     def is_alone(self) -> bool:
         return len(self._collective.workers) == 1
 
+    @property
+    def workers(self) -> list[int]:
+        """In the order of their rows."""
+        placement = self._collective.placement
+        return sorted(placement.workers, key=lambda worker: placement.replicas_of(worker)[0])
+
     def surfacing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Keep what a function raises: frameworks make errors of their own of it, or stop at nothing."""
 
@@ -108,16 +114,12 @@ class Wire:
         with self._explaining():
             parts = self._collective.all_gather(self._for_replicas(array, is_summed=False))
         placement = self._collective.placement
-        return [parts[placement.replicas_of(worker)[0]] for worker in self._in_order()]
+        return [parts[placement.replicas_of(worker)[0]] for worker in self.workers]
 
     def broadcast(self, array: Array) -> Array:
         """That of the worker that runs replica 0."""
         with self._explaining():
             return self._collective.broadcast(array)
-
-    def _in_order(self) -> list[int]:
-        placement = self._collective.placement
-        return sorted(placement.workers, key=lambda worker: placement.replicas_of(worker)[0])
 
     def _for_replicas(self, array: Array, *, is_summed: bool = True) -> list[Array]:
         """The collective wants a value for each replica: the worker's stands with its first one."""
