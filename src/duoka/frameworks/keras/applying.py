@@ -61,7 +61,7 @@ class Applying:
 
 
 def _kinds(kind: type) -> list[type]:
-    found = {kind: None}
+    found: dict[type, None] = {kind: None}
     for below in kind.__subclasses__():
         found.update(dict.fromkeys(_kinds(below)))
     return list(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -136,7 +137,8 @@ class Attachment:
     def _build(self, batch: Any) -> Any:
         """On TensorFlow it is the first batch that shows the shapes: from here on all variables exist."""
         if keras.backend.backend() == "tensorflow" and not self._is_built:
-            self._model._symbolic_build(data_batch=batch)
+            with suppress(RuntimeError):  # a model without `call` is built by its train_step
+                self._model._symbolic_build(data_batch=batch)
             agree_on_start(self._model, self._collective)
             self._is_built = True
         return batch

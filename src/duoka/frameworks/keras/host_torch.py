@@ -10,14 +10,18 @@ import torch
 
 from duoka.collectives.arrays import as_array
 from duoka.frameworks.keras.host import Backward, Forward, Host, Shape
+from duoka.frameworks.keras.wire import Wire
 
 
 class TorchHost(Host):
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
     def call(
         self, function: Callable[..., Any], arguments: Sequence[Any], like: Sequence[tuple[Shape, Any]]
     ) -> list[Any]:
         tensors = [torch.as_tensor(argument) for argument in arguments]
-        results = function(*(as_array(tensor.detach().cpu().contiguous()) for tensor in tensors))
+        results = self._wire.surfacing(function)(*(as_array(tensor.detach().cpu().contiguous()) for tensor in tensors))
         return [torch.as_tensor(np.asarray(result)).to(tensors[0].device) for result in results]
 
     def differentiable(self, forward: Forward, backward: Backward) -> Callable[..., tuple[Any, ...]]:

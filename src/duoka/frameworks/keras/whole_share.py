@@ -25,6 +25,7 @@ from duoka.frameworks.keras.share_backend import ShareBackend
 from duoka.frameworks.keras.steps import Progress
 from duoka.frameworks.keras.transfer import digest_of
 from duoka.frameworks.keras.wire import Wire
+from duoka.topology.placement import place
 
 _BACKENDS = {
     "tensorflow": ("whole_share_tensorflow", "TensorFlowShare"),
@@ -60,7 +61,8 @@ class WholeShareSteps:
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
         """Train on one global batch; gives the logs. A worker that is lost on the way ends the run."""
-        self._collective.end_step()  # after a loss between two steps, each worker's replicas are again neighbours
+        if self._collective.placement != place(self._collective.num_replicas, self._collective.workers):
+            self._collective.end_step()  # after a loss between two steps: deals anew, so that shares are in one piece
         backend, replicas = self._backend, self._collective.replicas
         backend.begin_batch(self._progress.batch, state)
         self._progress.batch += 1

@@ -23,7 +23,7 @@ from duoka.frameworks.torch.randomness import seeded
 
 class TorchShare(ShareBackend):
     def __init__(self, model: Any, wire: Wire, tell: Callable[[str], None], *, sync_batchnorm: bool) -> None:
-        super().__init__(model, wire, TorchHost(), tell, sync_batchnorm=sync_batchnorm)
+        super().__init__(model, wire, TorchHost(wire), tell, sync_batchnorm=sync_batchnorm)
         self._batch = 0
         self._seeds: list[Any] = []
         self._counted: list[torch.Tensor] = []
@@ -57,6 +57,9 @@ class TorchShare(ShareBackend):
         try:
             with seeded(derive("keras body", self._batch, replica)), self._exchanging(factor):
                 reported = self._model.train_step(rows)
+        except Exception:
+            self._wire.raise_failure()  # as it was: Keras writes the name of a layer around it
+            raise
         finally:
             _assign(self._seeds, bring_back_seeds(starts, [_array(seed) for seed in self._seeds]))
         self._log_names, own = split(reported, metric_results(self._model), self._tell)
