@@ -25,6 +25,7 @@ NUMBERS = {
     "synchronised": 1e-4,
     "synchronised_with_masks": 1e-4,
 }
+QUICK = ("adversaries", "synchronised_with_masks", "refused_compiler")  # starting and compiling is what takes long
 MODE = "runs in whole-share mode"
 
 
@@ -47,17 +48,17 @@ def launch(backend: str, num_workers: int, num_replicas: int, *more: str) -> sub
         )
 
 
-def run(backend: str, num_workers: int, num_replicas: int) -> dict:
-    done = launch(backend, num_workers, num_replicas)
+def run(backend: str, num_workers: int, num_replicas: int, *names: str) -> dict:
+    done = launch(backend, num_workers, num_replicas, *names)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     assert len(lines) == 1, "all workers must end with the same line, which is shown once"
     return json.loads(lines[0])
 
 
-def check_against_plain(backend: str, num_workers: int, num_replicas: int) -> None:
-    plain, ours = run(backend, 0, 0), run(backend, num_workers, num_replicas)
-    assert MODE in launch(backend, num_workers, num_replicas).stderr
+def check_against_plain(backend: str, num_workers: int, num_replicas: int, *names: str) -> None:
+    plain, ours = run(backend, 0, 0, *names), run(backend, num_workers, num_replicas, *names)
+    assert MODE in launch(backend, num_workers, num_replicas, *names).stderr
     for name in plain.keys() & NUMBERS.keys():
         for part in ("weights", "history"):
             assert plain[name][part].keys() == ours[name][part].keys(), name
@@ -70,16 +71,17 @@ def check_against_plain(backend: str, num_workers: int, num_replicas: int) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_steps_that_exchange_in_their_middle_train_to_the_numbers_of_plain_fit(backend):
-    check_against_plain(backend, 2, 3)
+    check_against_plain(backend, 2, 3, *QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_any_number_of_workers_trains_to_the_numbers_of_plain_fit(backend, num_workers):
-    check_against_plain(backend, num_workers, max(2, num_workers))
+@pytest.mark.parametrize(("num_workers", "num_replicas"), [(1, 2), (2, 2), (2, 3), (3, 3)])
+def test_any_number_of_workers_trains_to_the_numbers_of_plain_fit(backend, num_workers, num_replicas):
+    check_against_plain(backend, num_workers, num_replicas)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_statistics_of_each_worker_are_not_those_of_one_device(backend):
     """Else the tests above would compare nothing."""
@@ -89,7 +91,7 @@ def test_statistics_of_each_worker_are_not_those_of_one_device(backend):
 
 @pytest.mark.tensorflow
 def test_sync_batchnorm_with_the_compiler_is_refused_on_tensorflow():
-    result = run("tensorflow", 2, 3)["refused_compiler"]
+    result = run("tensorflow", 2, 3, *QUICK)["refused_compiler"]
     assert result["error"] == "MismatchError"
     assert result["text"].startswith("sync_batchnorm=True does not go with jit_compile=True")
 
