@@ -62,6 +62,7 @@ class Applying:
 
 def _kinds(kind: type) -> list[type]:
     found: dict[type, None] = {kind: None}
+    below: type
     for below in kind.__subclasses__():
         found.update(dict.fromkeys(_kinds(below)))
     return list(found)
