@@ -322,20 +322,23 @@ def own_statistics():
 
 @scenario
 def synchronised():
-    """BatchNorm over the whole batch, 205 steps, the last of each epoch with one row."""
+    """BatchNorm over the whole batch, 205 steps, the last of each epoch with one row.
+
+    Smooth activations: with ReLU, plain `fit` on JAX ends 2e-2 away from itself when its input is off by 1e-7.
+    """
     keras.utils.set_random_seed(7)
     x = np.random.default_rng(4).standard_normal((41, 6, 6, 3)).astype("float32") * 2 + 3
     y = np.random.default_rng(5).integers(0, 4, 41)
     model = keras.Sequential(
         [
             layers.BatchNormalization(),
-            layers.ReLU(),
+            layers.Activation("softplus"),
             layers.Conv2D(6, 3, use_bias=False),
             layers.BatchNormalization(momentum=0.9),
-            layers.ReLU(),
+            layers.Activation("softplus"),
             layers.Conv2D(6, 3, use_bias=False),
             layers.BatchNormalization(scale=False),
-            layers.ReLU(),
+            layers.Activation("softplus"),
             layers.Flatten(),
             layers.Dense(4),
         ]
