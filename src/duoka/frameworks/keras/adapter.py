@@ -66,9 +66,14 @@ class KerasAdapter:
         if self._collective.num_replicas == 1 or is_attached(model):
             return
         self._check(model)
-        if self.options.sync_batchnorm:
-            raise MismatchError("sync_batchnorm=True is not there for Keras yet.", do="leave it out.")
-        Attachment(model, self._collective, self._memory, self._progress, self.tell_once).attach()
+        Attachment(
+            model,
+            self._collective,
+            self._memory,
+            self._progress,
+            self.tell_once,
+            sync_batchnorm=self.options.sync_batchnorm,
+        ).attach()
 
     def _check(self, model: Any) -> None:
         if (name := keras.backend.backend()) not in BACKENDS:

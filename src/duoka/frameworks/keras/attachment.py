@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from duoka.collectives.collective import Collective
 from duoka.frameworks.keras.agreement import hear_all
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.callbacks import make_bar, writing_once
+from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.saving import save_once
@@ -23,6 +24,7 @@ from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.votes import vote_for
+from duoka.frameworks.keras.whole_share import WholeShareSteps
 
 BACKENDS = {
     "tensorflow": ("tensorflow_backend", "TensorFlowBackend"),
@@ -40,11 +42,19 @@ class Attachment:
     """
 
     def __init__(
-        self, model: Any, collective: Collective, memory: Memory, progress: Progress, tell: Callable[[str], None]
+        self,
+        model: Any,
+        collective: Collective,
+        memory: Memory,
+        progress: Progress,
+        tell: Callable[[str], None],
+        *,
+        sync_batchnorm: bool = False,
     ) -> None:
         self._model, self._collective = model, collective
         self._memory, self._progress, self._tell = memory, progress, tell
         self._is_fitting = False
+        self._sync_batchnorm = sync_batchnorm
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
         self._own_test_function: Any = None  # this worker's
@@ -181,16 +191,29 @@ class Attachment:
         steps = Steps(
             self._collective, self._memory, backend, terms, self._progress, self._tell, is_training=is_training
         )
+
+        def make_whole(reason: str) -> WholeShareSteps:
+            return WholeShareSteps(
+                self._model,
+                self._collective,
+                self._progress,
+                self._tell,
+                reason=reason,
+                sync_batchnorm=self._sync_batchnorm,
+            )
+
+        reason = "sync_batchnorm=True" if self._sync_batchnorm and is_training else None
+        course = Course(self._model, steps, backend, make_whole, reason)
         num_batches = self._model.steps_per_execution
 
         def run(batches: Any) -> dict[str, Any]:
             return run_with_state(None, batches)[0]
 
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
-            logs = steps.run(self._build(next(batches)), state)
+            logs = course.run(self._build(next(batches)), state)
             for batch in _some(batches, num_batches - 1):
-                logs = steps.run(batch, backend.state)
-            return logs, backend.state
+                logs = course.run(batch, course.state)
+            return logs, course.state
 
         if name == "jax":
             return run_with_state
@@ -199,7 +222,8 @@ class Attachment:
     def _build(self, batch: Any) -> Any:
         """On TensorFlow it is the first batch that shows the shapes: from here on all variables exist."""
         if not self._has_agreed:
-            self._model._symbolic_build(data_batch=batch)
+            with suppress(RuntimeError):  # a model without `call` is built by its train_step
+                self._model._symbolic_build(data_batch=batch)
             self._agree()
         return batch
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
 
 from duoka.errors import MismatchError
+from duoka.frameworks.keras.applying import Applying
+
+
+class NeedsWholeShares(BaseException):
+    """What a step does that cannot be held back until its end. Nobody but us catches it: no `except Exception`,
+    and Keras makes no error of its own of it."""
 
 
 class Recorder:
@@ -20,6 +26,7 @@ class Recorder:
         self.variables: list[Any] = []  # that the gradients are of
         self.changed: dict[int, Any] = {}  # variables that were assigned to, by id
         self._metric_ids = {id(variable) for variable in model.metrics_variables}
+        self._weight_ids = {id(variable) for variable in model.trainable_variables}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -28,8 +35,10 @@ class Recorder:
         attributes.update(shadow)
         assign = keras.Variable._direct_assign
         keras.Variable._direct_assign = lambda variable, value: self._assign(assign, variable, value)
+        others = Applying(self._refuse_others)
         try:
-            yield
+            with others.watching() if self._is_training else nullcontext():
+                yield
         finally:
             keras.Variable._direct_assign = assign
             for name in shadow:
@@ -51,20 +60,20 @@ class Recorder:
 
     def _record(self, gradients: list[Any], variables: list[Any]) -> None:
         if self.gradients is not None:
-            raise self._refuse("applies gradients more than once")
+            raise NeedsWholeShares("it applies gradients more than once")
         self.gradients, self.variables = gradients, variables
+
+    def _refuse_others(self, gradients: list[Any]) -> list[Any]:
+        """The model's own optimizer is shadowed, and does not come here."""
+        raise NeedsWholeShares("it uses an optimizer that is not model.optimizer")
 
     def _assign(self, assign: Any, variable: Any, value: Any) -> None:
         is_metric = id(variable) in self._metric_ids
-        if self.gradients is not None and not is_metric:
-            raise self._refuse(f"changes {variable.path} after it has applied gradients")
+        if self._is_training and not is_metric:
+            if self.gradients is not None:
+                raise NeedsWholeShares(f"it changes {variable.path} after it has applied gradients")
+            if id(variable) in self._weight_ids:
+                raise NeedsWholeShares(f"it changes {variable.path} by itself")
         if not is_metric:
             self.changed[id(variable)] = variable
         assign(variable, value)
-
-    def _refuse(self, what: str) -> MismatchError:
-        return MismatchError(
-            f"The train_step of {type(self._model).__name__} {what}.",
-            why="gradients are exchanged when the step is over, and applied then: what follows would see old weights.",
-            do="apply once, at the end, and let only metrics follow; or train it with one replica.",
-        )

@@ -1,0 +1,68 @@
+"""Every optimizer's `apply`, seen by one function while a step runs: a step may use optimizers that nobody knows of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+Exchange = Callable[[list[Any]], list[Any]]
+
+
+class Applying:
+    """Around one run, or one tracing, of a step: gradients go through `exchange` before they are applied.
+
+    The optimizers that an optimizer calls itself (behind a loss scale, say) get what it gives them.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.is_inside = False  # of an optimizer
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        replaced = []
+        for kind in _kinds(BaseOptimizer):
+            for name, make in (("apply", self._make_apply), ("stateless_apply", self._make_stateless_apply)):
+                if name in kind.__dict__:
+                    replaced.append((kind, name, kind.__dict__[name]))
+                    setattr(kind, name, make(kind.__dict__[name]))
+        try:
+            yield
+        finally:
+            for kind, name, original in replaced:
+                setattr(kind, name, original)
+
+    def _make_apply(self, original: Any) -> Any:
+        def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+            with self._entering() as is_first:
+                grads = self._exchange(list(grads)) if is_first else grads
+                return original(optimizer, grads, trainable_variables)
+
+        return apply
+
+    def _make_stateless_apply(self, original: Any) -> Any:
+        def stateless_apply(optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            with self._entering() as is_first:
+                grads = self._exchange(list(grads)) if is_first else grads
+                return original(optimizer, optimizer_variables, grads, trainable_variables)
+
+        return stateless_apply
+
+    @contextmanager
+    def _entering(self) -> Iterator[bool]:
+        was_inside, self.is_inside = self.is_inside, True
+        try:
+            yield not was_inside
+        finally:
+            self.is_inside = was_inside
+
+
+def _kinds(kind: type) -> list[type]:
+    found: dict[type, None] = {kind: None}
+    below: type
+    for below in kind.__subclasses__():
+        found.update(dict.fromkeys(_kinds(below)))
+    return list(found)

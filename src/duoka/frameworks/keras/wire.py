@@ -1,0 +1,141 @@
+"""What a worker exchanges in the middle of a step that runs its whole share of a batch: called out of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.collectives.collective import Collective
+from duoka.errors import WorkerLost
+from duoka.frameworks.keras.layout import Kind, Layout
+
+
+class Wire:
+    """Arrays in and out, and the rows of the step under way. A worker without rows takes part with a weight of 0."""
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+        self.num_rows = self.total_rows = 0
+        self.failure: BaseException | None = None  # what was raised in a call out of a compiled step
+
+    def begin(self, num_rows: int, total_rows: int) -> None:
+        self.num_rows, self.total_rows = num_rows, total_rows
+
+    @property
+    def weight(self) -> float:
+        return self.num_rows / self.total_rows
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self._collective.workers) == 1
+
+    @property
+    def workers(self) -> list[int]:
+        """In the order of their rows."""
+        placement = self._collective.placement
+        return sorted(placement.workers, key=lambda worker: placement.replicas_of(worker)[0])
+
+    def surfacing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep what a function raises: frameworks make errors of their own of it, or stop at nothing."""
+
+        def call(*arrays: Any) -> Any:
+            try:
+                return function(*(np.asarray(array) for array in arrays))
+            except BaseException as error:
+                self.failure = self.failure or error
+                raise
+
+        return call
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure from None
+
+    # What is called out of a step.
+
+    def sum_gradients(self, *gradients: Array) -> list[Array]:
+        return self.add_up(gradients, [self.weight] * len(gradients))
+
+    def gather_slices(self, indices: Array, values: Array) -> list[Array]:
+        """One behind the other, in the order of workers, unmerged: Keras clips and squares them as they come."""
+        if not self.num_rows:
+            indices, values = indices[:0], values[:0]
+        weighted = (values * self.weight).astype(values.dtype)
+        return [np.concatenate(self.gather(part)) for part in (indices, weighted)]
+
+    def correct(self, denominator: Array) -> Array:
+        """The factor of a loss term that is divided by this instead of by rows, see terms.py."""
+        own = float(denominator) if self.num_rows else 0.0
+        total = float(self.add_up([np.float64(own).reshape(1)], [1.0])[0][0])
+        is_corrected = self.num_rows > 0 and total != 0
+        return np.float32((own / self.num_rows) * (self.total_rows / total) if is_corrected else 1.0)
+
+    def merge_moments(self, mean: Array, squares: Array, count: Array) -> list[Array]:
+        """Mean, variance and count of each channel over all workers, from those of their rows.
+
+        In the order of workers and in 64 bits, so that all get the same bits.
+        """
+        mine = np.stack([mean, squares, count]).astype(np.float64)
+        total_mean, total_squares, total_count = np.zeros_like(mine)
+        for part in self.gather(mine if self.num_rows else mine[:0]):
+            if len(part):
+                shift, together = part[0] - total_mean, np.maximum(total_count + part[2], 1)
+                total_squares = total_squares + part[1] + shift**2 * (total_count * part[2] / together)
+                total_mean = total_mean + shift * (part[2] / together)
+                total_count = total_count + part[2]
+        variance = total_squares / np.maximum(total_count, 1)
+        return [array.astype(mean.dtype) for array in (total_mean, variance, total_count)]
+
+    def sum_moment_gradients(self, *gradients: Array) -> list[Array]:
+        """Each worker's loss depends on everybody's rows. Its gradient will be weighted, so the sum is unweighted."""
+        sums = self.add_up(gradients, [self.weight] * len(gradients))
+        return [(part / self.weight if self.num_rows else part * 0).astype(part.dtype) for part in sums]
+
+    # What it is made of.
+
+    def add_up(self, arrays: Sequence[Array], weights: Sequence[float]) -> list[Array]:
+        """The sums over workers, the same bits on all of them. What has a weight of 0 is left out."""
+        layout = Layout([Kind.of(array) for array in arrays])
+        flats = [np.zeros(count, dtype) for dtype, count in layout.sizes.items()]
+        for view, array, weight in zip(layout.views(flats), arrays, weights, strict=True):
+            if weight == 1:
+                np.copyto(view, array, casting="same_kind")
+            elif weight:
+                np.multiply(array, weight, out=view, dtype=view.dtype, casting="same_kind")
+        with self._explaining():
+            sums = [self._collective.all_reduce(self._for_replicas(flat)).copy() for flat in flats]
+        return [
+            view.astype(kind.dtype, copy=False) for view, kind in zip(layout.views(sums), layout.kinds, strict=True)
+        ]
+
+    def gather(self, array: Array) -> list[Array]:
+        """Every worker's array, in order."""
+        with self._explaining():
+            parts = self._collective.all_gather(self._for_replicas(array, is_summed=False))
+        placement = self._collective.placement
+        return [parts[placement.replicas_of(worker)[0]] for worker in self.workers]
+
+    def broadcast(self, array: Array) -> Array:
+        """That of the worker that runs replica 0."""
+        with self._explaining():
+            return self._collective.broadcast(array)
+
+    def _for_replicas(self, array: Array, *, is_summed: bool = True) -> list[Array]:
+        """The collective wants a value for each replica: the worker's stands with its first one."""
+        nothing = np.zeros_like(array) if is_summed else array[:0]
+        return [array] + [nothing] * (len(self._collective.replicas) - 1)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except WorkerLost as error:
+            raise WorkerLost(
+                error.what,
+                why="in whole-share mode a step exchanges in its middle, so that lost rows cannot be computed again.",
+                do="start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one).",
+            ) from None
