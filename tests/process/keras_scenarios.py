@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax duoka run --devices W --replicas R tests/process/keras_scenarios.py [name ...]
 
-With --plain each scenario is trained in the ordinary way, on one device and without Duoka.
+With --plain each scenario is also trained in the ordinary way: on one device, tied to no strategy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -23,6 +24,7 @@ import numpy as np
 from keras import layers
 
 SCENARIOS: dict[str, Callable] = {}
+is_plain = False
 
 
 def scenario(function: Callable) -> Callable:
@@ -94,6 +96,11 @@ def train_text(strategy, optimizer, epochs=20):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
     return model, model.fit(x, y, sample_weight=weight, batch_size=10, epochs=epochs, verbose=0, shuffle=True)
+
+
+@scenario
+def sgd_briefly(strategy):
+    return train_text(strategy, keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5), epochs=3)
 
 
 @scenario
@@ -336,7 +343,7 @@ class Additions(layers.Layer):
 
     def call(self, x):
         self.add_loss(1e-2 * keras.ops.mean(keras.ops.square(x)))
-        if "--plain" in sys.argv:
+        if is_plain:
             self.add_loss(1e-3 * keras.ops.sum(keras.ops.abs(x)))
         else:
             import duoka.keras
@@ -455,16 +462,18 @@ def describe(model, history) -> dict:
 
 
 def main(scenarios: dict[str, Callable]) -> None:
+    global is_plain
     names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(scenarios)
     results = {}
-    for name in names:
-        if "--plain" in sys.argv:
-            strategy = Plain()
-        else:
+    for kind in ("plain", "ours") if "--plain" in sys.argv else ("ours",):
+        is_plain = kind == "plain"
+        for name in names:
             import duoka
 
-            strategy = duoka.Mirrored(devices=2)
-        results[name] = describe(*scenarios[name](strategy))
+            strategy = Plain() if is_plain else duoka.Mirrored(devices=2)
+            begin = time.perf_counter()
+            results.setdefault(kind, {})[name] = describe(*scenarios[name](strategy))
+            print(f"{kind} {name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr)
     print("RESULT " + json.dumps(results), flush=True)
 
 
