@@ -3,6 +3,7 @@
     python benchmarks/keras_overhead.py [--rounds 7] [--steps 60]
 
 For each backend, one process holds both models, and they take turns with one epoch each; two rounds are not counted.
+It is bound to one core: XLA has threads of its own beside the one that it is asked to use.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def _run(backend: str, rounds: int, steps: int) -> dict[str, float]:
 
 def measure(num_rounds: int, num_steps: int) -> dict[str, float]:
     """Milliseconds of a global batch: medians of the mean over an epoch."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     import keras_models
 
     import duoka

@@ -51,6 +51,7 @@ model.fit(x, y, batch_size=10, epochs=9, verbose=0, callbacks=[Mine()])
     assert time.monotonic() - since < 10, "5 s on a quiet machine"
 
 
+@pytest.mark.slow
 def test_a_generator_that_ends_early_on_one_worker_is_an_error_on_all(tmp_path):
     source = """
 def batches():
