@@ -203,12 +203,12 @@ def a_death(strategy):
 
 
 class OwnStep(keras.Model):
-    """A train_step of the user's own, as each backend writes it; it reports a number that no metric keeps."""
+    """A train_step of the user's own, as each backend writes it; it reports a loss that no metric keeps."""
 
     def __init__(self):
         super().__init__()
         self.hidden, self.out = layers.Dense(16, activation="relu"), layers.Dense(4)
-        self.rest = keras.metrics.Mean(name="rest")
+        self.rest, self.batches = keras.metrics.Mean(name="rest"), keras.metrics.Mean(name="batches")
 
     def call(self, x, training=False):
         return self.out(self.hidden(x))
@@ -228,7 +228,8 @@ class OwnStep(keras.Model):
                 zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
             )
             self.rest.update_state(loss, sample_weight=tf.shape(x)[0])
-            return {"rest": self.rest.result(), "mean": loss}
+            self.batches.update_state(loss)
+            return {"rest": self.rest.result(), "batches": self.batches.result(), "loss": loss, "twice": 2 * loss}
 
     elif keras.backend.backend() == "torch":
 
@@ -243,7 +244,8 @@ class OwnStep(keras.Model):
             with torch.no_grad():
                 self.optimizer.apply(gradients, self.trainable_weights)
             self.rest.update_state(loss, sample_weight=x.shape[0])
-            return {"rest": self.rest.result(), "mean": loss}
+            self.batches.update_state(loss)
+            return {"rest": self.rest.result(), "batches": self.batches.result(), "loss": loss, "twice": 2 * loss}
 
     else:
 
@@ -262,7 +264,8 @@ class OwnStep(keras.Model):
             weights, slots = self.optimizer.stateless_apply(slots, gradients, weights)
             with keras.StatelessScope(list(zip(self.metrics_variables, counted, strict=True))) as scope:
                 self.rest.update_state(loss, sample_weight=x.shape[0])
-                logs = {"rest": self.rest.result(), "mean": loss}
+                self.batches.update_state(loss)
+                logs = {"rest": self.rest.result(), "batches": self.batches.result(), "loss": loss, "twice": 2 * loss}
             counted = [scope.get_current_value(v) for v in self.metrics_variables]
             return logs, (weights, other, slots, counted)
 
@@ -336,6 +339,50 @@ def batches_from_a_dataset(strategy):
     more = model.train_on_batch({"left": x[:7, :6], "right": x[:7, 6:]}, y[:7], return_dict=True)
     history.history["more"] = [float(more["loss"])]
     return model, history
+
+
+@scenario
+def weights_now_and_then(strategy):
+    """The denominator of the loss is a number of rows at first, then a sum of weights, and so on."""
+    keras.utils.set_random_seed(7)
+    x, y = numbers(33)
+    weight = np.random.default_rng(3).random(33).astype("float32") + 0.1
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+    losses = []
+    for given in (None, weight, None, weight):
+        history = model.fit(x, y, sample_weight=given, batch_size=10, epochs=1, verbose=0)
+        losses += history.history["loss"]
+    history.history["loss"] = losses
+    return model, history
+
+
+class Positions(layers.Layer):
+    """Adds an embedding of the place of a word: its gradient has the same rows in every replica."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = layers.Embedding(30, 8), layers.Embedding(9, 8)
+
+    def build(self, shape):
+        self.words.build(shape)
+        self.places.build((9,))
+
+    def call(self, x):
+        return self.words(x) + self.places(keras.ops.arange(9))
+
+
+@scenario
+def positions(strategy):
+    keras.utils.set_random_seed(7)
+    x, y, _ = tokens(37)
+    with strategy.scope():
+        model = keras.Sequential([Positions(), layers.GlobalAveragePooling1D(), layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1), loss)
+    return model, model.fit(x, y, batch_size=10, epochs=3, verbose=0)
 
 
 class Additions(layers.Layer):

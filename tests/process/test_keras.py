@@ -24,6 +24,8 @@ NUMBERS = {
     "adamw": 1e-3,  # these blow up rounding where gradients are near zero
     "nadam": 1e-3,
     "added_losses": 1e-5,
+    "weights_now_and_then": 1e-5,
+    "positions": 1e-5,
     "no_reduction": 1e-5,
     "mixed_precision": 5e-2,  # rows are added up in another order, in 16 bits
     "eager": 1e-5,
@@ -38,7 +40,7 @@ NUMBERS = {
 
 
 # What `make test` has time for; `make test-full` runs all.
-SOME = ("everything_at_once", "sgd_briefly", "last_batch_of_one", "a_death", "masked_beside_unmasked")
+SOME = ("everything_at_once", "sgd_briefly", "last_batch_of_one", "a_death", "own_train_step", "masked_beside_unmasked")
 
 
 @lru_cache

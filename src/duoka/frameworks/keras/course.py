@@ -55,6 +55,5 @@ class Course:
         """Where a step runs line by line and is left in its middle, what it has changed until then."""
         if keras.backend.backend() != "tensorflow" or not self._model.run_eagerly:
             return []
-        shared = global_seed_variable()
-        variables = [*self._model.variables, *self._model.metrics_variables, *([] if shared is None else [shared])]
+        variables = [*self._model.variables, *self._model.metrics_variables, global_seed_variable()]
         return [(variable, keras.ops.convert_to_numpy(variable.value)) for variable in variables]

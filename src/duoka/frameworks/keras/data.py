@@ -31,6 +31,12 @@ def count_rows(batch: Any) -> int:
     return counts.pop()
 
 
+def structure(batch: Any) -> tuple[Any, ...]:
+    """Equal for batches that a step treats alike: with or without weights, say."""
+    leaves = tree.flatten(batch)
+    return type(batch), *((str(leaf.dtype), len(leaf.shape)) if hasattr(leaf, "shape") else None for leaf in leaves)
+
+
 def cut(batch: Any, rows: range, take: Callable[[Any], Any] = lambda part: part) -> Any:
     """These rows of each array; numbers without rows, and what is not there, as they are."""
 

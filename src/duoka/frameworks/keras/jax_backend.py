@@ -12,7 +12,7 @@ from keras import StatelessScope
 from duoka.collectives.arrays import Array
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.logs import metric_results, split
+from duoka.frameworks.keras.logs import metric_results, names_kept, split
 from duoka.frameworks.keras.outcome import Outcome, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables, state_for
@@ -124,7 +124,9 @@ class JaxBackend(Backend):
                 reported, (_, after, _, counted) = self.model.train_step((weights, start, optimizer, metrics), rows)
             else:
                 reported, (_, after, counted) = self.model.test_step((weights, start, metrics), rows)
-        self._log_names, own = split(reported, self._results(counted), self._tell)
+        pairs = zip(self.model.metrics_variables, counted, metrics, strict=True)
+        updated = {id(variable) for variable, after, start in pairs if after is not start}
+        self._log_names, own = split(reported, names_kept(self.model, self._results(counted), updated), self._tell)
         self._own_logs = list(own)
         counted = [after - start for after, start in zip(counted, metrics, strict=True)]
         gradients = recorder.gradients or []
@@ -167,7 +169,7 @@ class JaxBackend(Backend):
 
     def _apply(self, total: Total, weights: Any, optimizer: Any, metrics: Any, flats: Any) -> Any:
         gradients, moving, _, added = total.parts(flats, jax.numpy.reshape, jax.numpy.astype)
-        if self.is_training:
+        if self.is_training and weights:
             weights, optimizer = self.model.optimizer.stateless_apply(optimizer, gradients, weights)
         metrics = [value + more for value, more in zip(metrics, added, strict=True)]
         results = self._results(metrics)

@@ -17,7 +17,19 @@ def metric_results(model: Any) -> dict[str, Any]:
     return results
 
 
-def split(reported: Any, known: dict[str, Any], tell: Callable[[str], None]) -> tuple[list[str], dict[str, Any]]:
+def names_kept(model: Any, results: dict[str, Any], updated: set[int]) -> set[str]:
+    """The names whose numbers metrics keep; `updated` are the ids of variables that the step has changed.
+
+    A step may report a loss of its own, and leave the metric of that name alone.
+    """
+    is_updated = {
+        id(metric): not metric.variables or bool(updated & set(map(id, metric.variables))) for metric in model.metrics
+    }
+    idle = {metric.name for metric in model.metrics if not is_updated[id(metric)]}
+    return set(results) - (idle - {metric.name for metric in model.metrics if is_updated[id(metric)]})
+
+
+def split(reported: Any, known: set[str], tell: Callable[[str], None]) -> tuple[list[str], dict[str, Any]]:
     """The names that a step reports, in its order, and those of its numbers that no metric keeps."""
     if not isinstance(reported, dict):
         raise MismatchError(

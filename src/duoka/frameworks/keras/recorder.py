@@ -25,6 +25,7 @@ class Recorder:
         self.gradients: list[Any] | None = None
         self.variables: list[Any] = []  # that the gradients are of
         self.changed: dict[int, Any] = {}  # variables that were assigned to, by id
+        self.counted: set[int] = set()  # ids of variables of metrics that were assigned to
         self._metric_ids = {id(variable) for variable in model.metrics_variables}
         self._weight_ids = {id(variable) for variable in model.trainable_variables}
 
@@ -43,7 +44,7 @@ class Recorder:
             keras.Variable._direct_assign = assign
             for name in shadow:
                 attributes.pop(name, None)
-        if self.gradients is None and self._is_training:
+        if self.gradients is None and self._is_training and self._model.trainable_variables:
             raise MismatchError(
                 f"The train_step of {type(self._model).__name__} did not call the optimizer.",
                 why="the gradients that it hands to optimizer.apply are what replicas exchange.",
@@ -74,6 +75,8 @@ class Recorder:
                 raise NeedsWholeShares(f"it changes {variable.path} after it has applied gradients")
             if id(variable) in self._weight_ids:
                 raise NeedsWholeShares(f"it changes {variable.path} by itself")
-        if not is_metric:
+        if is_metric:
+            self.counted.add(id(variable))
+        else:
             self.changed[id(variable)] = variable
         assign(variable, value)

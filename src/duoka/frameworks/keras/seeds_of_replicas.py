@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from duoka.collectives.arrays import Array
 from duoka.data.seeds import derive
@@ -23,9 +24,17 @@ def seed_variables(model: Any) -> list[Any]:
 
 
 def global_seed_variable() -> Any:
-    """The state of the generator behind `seed=None`, which belongs to no model; None before its first use."""
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    return None if generator is None else generator.state
+    """The state of the generator behind `seed=None`, which belongs to no model. It is made here if need be.
+
+    Otherwise the first step would make it; its seed is drawn as it would be then, and nobody else's draws change.
+    """
+    if (known := global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)) is not None:
+        return known.state
+    state = random.getstate()
+    try:
+        return global_seed_generator().state
+    finally:
+        random.setstate(state)
 
 
 def state_for(state: Array, replica: int) -> Array:

@@ -11,7 +11,7 @@ from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.data.shares import rows_to_compute, share
 from duoka.frameworks.keras.backend import Backend
-from duoka.frameworks.keras.data import count_rows, digest
+from duoka.frameworks.keras.data import count_rows, digest, structure
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.note import Note, compare
 from duoka.frameworks.keras.outcome import Outcome, Slices
@@ -42,7 +42,7 @@ class Steps:
     ) -> None:
         self._collective, self._memory, self._backend, self._terms = collective, memory, backend, terms
         self._progress, self._tell, self._is_training = progress, tell, is_training
-        self._is_known = False
+        self._kinds: dict[Any, list[str]] = {}  # of loss terms, by the structure of a batch
         self._transfers: dict[Any, Transfer] = {}
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
@@ -53,10 +53,13 @@ class Steps:
         total_rows = self._progress.rows = count_rows(batch)
         ready: dict[int, Outcome] = {}
         first, is_new = self._collective.replicas[0], False
-        if not self._is_known:
+        key = structure(batch)
+        if key in self._kinds:
+            self._terms.kinds = self._kinds[key]
+        else:
             # The first run of all shows what the step computes; where terms need corrections, it runs again.
             outcome = self._compute(batch, first, None, None)
-            is_new = self._is_known = True
+            is_new, self._kinds[key] = True, self._terms.kinds
             if self._terms.are_means:
                 ready[first] = outcome
         counts, total_counts = self._exchange_counts(batch, total_rows)
@@ -98,7 +101,8 @@ class Steps:
         total_counts: Array | None,
         start: float = 0.0,
     ) -> Outcome:
-        num_replicas, total_rows = self._collective.num_replicas, count_rows(batch)
+        num_replicas, total_rows = self._collective.num_replicas, self._progress.rows
+        assert total_rows is not None
         rows = rows_to_compute(total_rows, num_replicas, replica)
         own = None
         if counts is not None:
@@ -155,7 +159,8 @@ class Steps:
         return counts, total
 
     def _count(self, batch: Any, replica: int) -> Array:
-        rows = rows_to_compute(count_rows(batch), self._collective.num_replicas, replica)
+        assert self._progress.rows is not None
+        rows = rows_to_compute(self._progress.rows, self._collective.num_replicas, replica)
         counts = np.zeros(MOST_TERMS)
         counted = self._backend.count(self._backend.cut(batch, rows), replica)
         counts[: len(counted)] = counted

@@ -13,7 +13,7 @@ from duoka.collectives.arrays import Array, as_array
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.logs import metric_results, split
+from duoka.frameworks.keras.logs import metric_results, names_kept, split
 from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
@@ -47,8 +47,7 @@ class TensorFlowBackend(Backend):
         self.others: list[Any] = []
 
     def begin_batch(self, number: int, state: Any = None) -> None:
-        shared = global_seed_variable()
-        self.seeds = [*seed_variables(self.model), *([] if shared is None else [shared])]
+        self.seeds = [*seed_variables(self.model), global_seed_variable()]
         self._starts = [seed.value.numpy() for seed in self.seeds]
 
     @property
@@ -67,7 +66,7 @@ class TensorFlowBackend(Backend):
                     why="replicas take rows of arrays, and those of ragged or sparse ones cannot be taken yet.",
                     do="let the dataset give dense tensors: tensor.to_tensor() or tf.sparse.to_dense.",
                 )
-            return as_array(leaf)
+            return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else as_array(leaf)
 
         return tree.map_structure(read_leaf, batch)
 
@@ -153,7 +152,7 @@ class TensorFlowBackend(Backend):
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]
         self.others = [variable for variable in changed if not variable.value.dtype.is_floating]
-        self._log_names, own = split(reported, metric_results(model), self._tell)
+        self._log_names, own = split(reported, names_kept(model, metric_results(model), recorder.counted), self._tell)
         self._own_logs = list(own)
         outcome = (
             self._describe_gradients(recorder),
@@ -168,12 +167,18 @@ class TensorFlowBackend(Backend):
             variable.value.assign(before[id(variable)])
         return counts if is_counting else outcome
 
+    def _has_rows(self, gradient: Any) -> bool:
+        """Slices that come from the rows of a batch, whose number a graph does not know; not those of positions."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return False
+        return self.model.run_eagerly or gradient.indices.shape[0] is None
+
     def _describe_gradients(self, recorder: Recorder) -> list[Any]:
         gradients = recorder.gradients or []
         self._variables = recorder.variables
         self._positions = [position for position, gradient in enumerate(gradients) if gradient is not None]
         present = [gradients[position] for position in self._positions]
-        self._is_sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in present]
+        self._is_sparse = [self._has_rows(gradient) for gradient in present]
         return [
             [tf.cast(gradient.indices, tf.int64), gradient.values] if is_sparse else tf.convert_to_tensor(gradient)
             for gradient, is_sparse in zip(present, self._is_sparse, strict=True)
@@ -232,7 +237,7 @@ class TensorFlowBackend(Backend):
                 full[position] = tf.IndexedSlices(values, indices, shape)
             else:
                 full[position] = next(dense)
-        if self.is_training:
+        if self.is_training and self._variables:
             self.model.optimizer.apply(full, self._variables)
         results = metric_results(self.model)
         return {name: results[name] for name in self._log_names if name in results}

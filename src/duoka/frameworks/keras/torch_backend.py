@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.logs import metric_results, split
+from duoka.frameworks.keras.logs import metric_results, names_kept, split
 from duoka.frameworks.keras.outcome import Outcome, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
+from duoka.frameworks.keras.torch_untouched import watching_writes
 from duoka.frameworks.keras.trackers import tracking
 from duoka.frameworks.torch.randomness import seeded
 
@@ -41,8 +43,7 @@ class TorchBackend(Backend):
 
     def begin_batch(self, number: int, state: Any = None) -> None:
         self._batch = number
-        shared = global_seed_variable()
-        self.seeds = [*seed_variables(self.model), *([] if shared is None else [shared])]
+        self.seeds = [*seed_variables(self.model), global_seed_variable()]
         self._starts = [_array(seed.value).copy() for seed in self.seeds]
         known = [*self.model.non_trainable_variables, *self.seeds]
         self._state_variables = list({id(variable): variable for variable in known}.values())
@@ -67,6 +68,7 @@ class TorchBackend(Backend):
             for variable in metrics:
                 variable.value.fill_(float(factors[START]))
         recorder = Recorder(self.model, is_training=self.is_training)
+        is_first = self._positions is None and self.is_training
         try:
             number = derive("keras body", self._batch, replica)
             with (
@@ -74,6 +76,7 @@ class TorchBackend(Backend):
                 recorder.watching(),
                 self._terms.watching(factors),
                 tracking(self.model, float(factors[ROWS])),
+                watching_writes(self.model, recorder) if is_first else nullcontext(),
             ):
                 reported = self._step(rows)
             self._learn(recorder, reported)
@@ -112,8 +115,16 @@ class TorchBackend(Backend):
             changed = [variable for variable in self._state_variables if id(variable) in recorder.changed]
             self.moving = [variable for variable in changed if variable.value.is_floating_point()]
             self.others = [variable for variable in changed if not variable.value.is_floating_point()]
-            self._log_names, own = split(reported, metric_results(self.model), self._tell)
+            self._log_names, own = split(
+                reported, names_kept(self.model, metric_results(self.model), recorder.counted), self._tell
+            )
             self._own_logs = list(own)
+        if [id(variable) for variable in recorder.variables] != [id(variable) for variable in self._variables]:
+            raise MismatchError(
+                "The step trains other variables than it did before.",
+                why="layers were frozen or unfrozen since the model was compiled.",
+                do="compile the model again when that changes.",
+            )
         known = {id(variable) for variable in (*self.moving, *self.others)}
         new = [variable.path for key, variable in recorder.changed.items() if key not in known]
         new += [self._variables[position].path for position in positions if position not in self._positions]
@@ -135,8 +146,8 @@ class TorchBackend(Backend):
             [_array(gradient) for gradient in present],
             [_array(variable.value).copy() for variable in self.moving],
             [_array(variable.value).copy() for variable in self.others],
-            [_array(variable.value - start) for variable in self.model.metrics_variables],
-            [np.asarray(float(reported[name]), np.float32) for name in self._own_logs],
+            [_array(variable.value - variable.value.new_tensor(start)) for variable in self.model.metrics_variables],
+            [np.asarray(_number(reported[name]), np.float32) for name in self._own_logs],
             None if self.rate is None else float(self.rate.value),
         )
 
@@ -152,7 +163,7 @@ class TorchBackend(Backend):
             for position, gradient in zip(self._positions or [], gradients, strict=True):
                 like = self._variables[position].value
                 full[position] = torch.as_tensor(gradient, dtype=like.dtype, device=like.device)
-            if self.is_training:
+            if self.is_training and self._variables:
                 self.model.optimizer.apply(full, self._variables)
             results = metric_results(self.model)
         own = dict(zip(self._own_logs, logs, strict=True))
@@ -165,6 +176,10 @@ class _AllCounted(Exception):
 
 def _stop(loss: Any) -> Any:
     raise _AllCounted
+
+
+def _number(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
 
 
 def _array(tensor: torch.Tensor) -> Array:

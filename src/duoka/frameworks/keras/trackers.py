@@ -1,11 +1,12 @@
-"""The means of losses that Keras reports, where a replica's own count of rows would make them other means."""
+"""The means that metrics keep, where a replica's own count of batches or rows would make them other means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 from keras import ops
 
 
@@ -13,28 +14,25 @@ from keras import ops
 def tracking(model: Any, factor: Any) -> Iterator[None]:
     """Around one run, or one tracing, of a step. The factor is n / n_r: rows of the batch by rows of the replica.
 
-    Two cases differ. A loss that is not reduced counts as the mean of its rows, so that the factor of sums is taken
-    out. In a graph for any number of rows Keras counts the losses of several outputs once per batch, not once per row:
-    here each replica counts as its part of the batch.
+    A mean that is given one number without a weight counts batches: here each replica counts as its part of the batch.
+    Keras does so itself for the losses of several outputs, in graphs for any number of rows. A loss that is not reduced
+    counts as the mean of its rows, so that the factor of sums is taken out.
     """
-    trackers = [(model._loss_tracker, False)] if getattr(model, "_loss_tracker", None) is not None else []
     compiled = getattr(model, "_compile_loss", None)
-    trackers += [(metric, True) for metric in (compiled.metrics if compiled is not None else [])]
-    for tracker, is_of_output in trackers:
-        tracker.__dict__["update_state"] = _updating(tracker.update_state, is_of_output, factor)
+    losses = [getattr(model, "_loss_tracker", None), *(compiled.metrics if compiled is not None else [])]
+    loss_ids = {id(metric) for metric in losses}
+    update = keras.metrics.Mean.update_state
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        if len(getattr(values, "shape", ())):
+            if id(metric) in loss_ids:
+                values = values / ops.cast(factor, values.dtype)
+        elif sample_weight is None:
+            sample_weight = 1 / factor
+        return update(metric, values, sample_weight=sample_weight)
+
+    keras.metrics.Mean.update_state = update_state
     try:
         yield
     finally:
-        for tracker, _ in trackers:
-            tracker.__dict__.pop("update_state", None)
-
-
-def _updating(update: Callable[..., Any], is_of_output: bool, factor: Any) -> Callable[..., Any]:
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
-        if len(getattr(values, "shape", ())):
-            return update(values / ops.cast(factor, values.dtype), sample_weight=sample_weight)
-        if is_of_output and sample_weight is None:
-            return update(values, sample_weight=1 / factor)
-        return update(values, sample_weight=sample_weight)
-
-    return update_state
+        keras.metrics.Mean.update_state = update

@@ -93,7 +93,7 @@ class JaxShare(ShareBackend):
         # What comes out as it went in is not compared between workers.
         self._changed_at |= {n for n, (old, new) in enumerate(zip(other, after, strict=True)) if new is not old}
         self._changed_at -= set(self._seeds_at)
-        self._log_names, own = split(reported, self._results(counted), self._tell)
+        self._log_names, own = split(reported, set(self._results(counted)), self._tell)
         self._own_logs = list(own)
         return list(weights), list(after), list(optimizer), list(counted), list(own.values())
 

@@ -36,8 +36,7 @@ class TensorFlowShare(ShareBackend):
             tell("jit_compile=True: on TensorFlow a step in whole-share mode runs without XLA, which cannot call out")
 
     def begin_batch(self, number: int, state: Any = None) -> None:
-        shared = global_seed_variable()
-        self._seeds = [*seed_variables(self._model), *([] if shared is None else [shared])]
+        self._seeds = [*seed_variables(self._model), global_seed_variable()]
 
     @property
     def state(self) -> Any:
@@ -119,7 +118,7 @@ class TensorFlowShare(ShareBackend):
     def _step(self, data: Any, factor: Any) -> list[Any]:
         with self._exchanging(factor):
             reported = self._model.train_step(data)
-        self._log_names, own = split(reported, metric_results(self._model), self._tell)
+        self._log_names, own = split(reported, set(metric_results(self._model)), self._tell)
         self._own_logs = list(own)
         return list(own.values())
 

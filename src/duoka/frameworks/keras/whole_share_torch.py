@@ -32,8 +32,7 @@ class TorchShare(ShareBackend):
 
     def begin_batch(self, number: int, state: Any = None) -> None:
         self._batch = number
-        shared = global_seed_variable()
-        self._seeds = [*seed_variables(self._model), *([] if shared is None else [shared])]
+        self._seeds = [*seed_variables(self._model), global_seed_variable()]
 
     @property
     def state(self) -> Any:
@@ -62,14 +61,14 @@ class TorchShare(ShareBackend):
             raise
         finally:
             _assign(self._seeds, bring_back_seeds(starts, [_array(seed) for seed in self._seeds]))
-        self._log_names, own = split(reported, metric_results(self._model), self._tell)
+        self._log_names, own = split(reported, set(metric_results(self._model)), self._tell)
         self._own_logs = list(own)
         return Outcome(
             [],
             [_array(variable) for variable in self._moving],
             [_array(variable) for variable in self._others],
             [_array(variable) for variable in self._model.metrics_variables],
-            [np.asarray(float(value), np.float32) for value in own.values()],
+            [np.asarray(float(value.detach()), np.float32) for value in own.values()],
         )
 
     @property
