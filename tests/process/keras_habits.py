@@ -186,6 +186,21 @@ def any_stop_stops_all(strategy):
 
 
 @scenario
+def callbacks_on_the_main_worker_only(strategy):
+    """As scripts have them that know of workers."""
+    model, (x, y) = strategy.prepare(make()), numbers()
+    seen: list[int] = []
+
+    def stop(callback, batch, logs=None):
+        seen.append(batch)
+        callback.model.stop_training = len(seen) == 6
+
+    callbacks = [Hook("on_train_batch_end", stop)] if strategy.is_main else []
+    history = model.fit(x, y, batch_size=10, epochs=5, verbose=0, callbacks=callbacks)
+    return {"seen": seen, "epochs": history.epoch, "after": digest(model)}
+
+
+@scenario
 def nan_on_one_replica(strategy):
     """It trains on; whoever asks for it is stopped."""
     x, y = numbers(20)
@@ -299,6 +314,15 @@ def once(strategy):
 
 
 # Where models come from.
+
+
+@scenario
+def outsiders(strategy):
+    """A model that belongs to no run is named in one line, and Keras is as it was afterwards."""
+    x, y = numbers()
+    for _ in range(2):
+        make().fit(x, y, batch_size=10, verbose=0)
+    return {"is_watched": hasattr(keras.Model.make_train_function, "__wrapped__")}
 
 
 @scenario
@@ -482,6 +506,19 @@ def misuse(strategy):
     def prepare_in_the_middle():
         make().fit(x, y, callbacks=[Hook("on_train_begin", lambda c, *_: strategy.prepare(c.model))], **options)
 
+    def state_of_rows():
+        rnn = layers.SimpleRNN(4, stateful=True)
+        model = keras.Sequential([keras.Input((3, 2), batch_size=10), layers.Bidirectional(rnn), layers.Dense(3)])
+        strategy.prepare(compiled(model)).fit(x[:30].reshape(30, 3, 2), y[:30], **options)
+
+    def function_of_its_own():
+        class Mine(keras.Sequential):
+            def make_train_function(self, force=False):
+                return super().make_train_function(force)
+
+        with strategy.scope():
+            Mine([layers.Dense(3)])
+
     for function in (
         shuffle_differently,
         shuffle_a_stream_differently,
@@ -489,6 +526,8 @@ def misuse(strategy):
         rows_that_do_not_fit,
         scope_in_a_scope,
         prepare_in_the_middle,
+        state_of_rows,
+        function_of_its_own,
     ):
         expect(function.__name__, function)
     model = strategy.prepare(make())

@@ -97,6 +97,13 @@ def test_any_stop_stops_all_at_the_same_step(habits):
     assert main["seen"] == [0, 1, 2, 3, 0, 1]
 
 
+def test_callbacks_of_batches_on_the_main_worker_only_stop_all(habits):
+    main, other = habits.of("callbacks_on_the_main_worker_only")
+    assert (main["seen"], other["seen"]) == ([0, 1, 2, 3, 0, 1], [])
+    assert main["epochs"] == other["epochs"] == [0, 1]
+    assert main["after"] == other["after"]
+
+
 def test_nan_on_one_replica_reaches_the_history_of_all(habits):
     main, other = habits.of("nan_on_one_replica")
     assert main == other
@@ -146,6 +153,12 @@ def test_scopes_may_be_opened_again_and_models_come_from_outside(habits):
     assert main["steps"] == 8
 
 
+def test_a_model_outside_of_the_strategy_is_named_in_one_line(habits):
+    main, other = habits.of("outsiders")
+    assert not main["is_watched"] and not other["is_watched"]
+    assert len([line for line in habits.ended.said() if "is not part of the strategy" in line]) == 1
+
+
 def test_data_of_all_kinds_is_read_in_the_order_of_one_device(habits):
     main, other = habits.of("data")
     assert main == other
@@ -171,6 +184,8 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         "rows_that_do_not_fit": "have 9, 10 rows",
         "scope_in_a_scope": "inside the scope of another",
         "prepare_in_the_middle": "is under way",
+        "state_of_rows": "has stateful=True",
+        "function_of_its_own": "Mine overrides make_train_function",
     }.items():
         for errors in (main["errors"], other["errors"]):
             assert words in errors[name], name

@@ -14,6 +14,8 @@ from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.attachment import BACKENDS, Attachment, is_attached
 from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.outsiders import watch_outsiders
+from duoka.frameworks.keras.refusals import refuse_own_functions
 from duoka.frameworks.keras.scope import is_training_now, watch_models
 from duoka.frameworks.keras.steps import Progress
 from duoka.strategies.strategy import Options
@@ -50,6 +52,8 @@ class KerasAdapter:
         self._told: set[str] = set()
         self.evaluation = NoEvaluation()
         self.tensors = PlainTensors()
+        if len(collective.workers) > 1:
+            watch_outsiders(self.tell_once)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         for thing in objects:
@@ -84,6 +88,7 @@ class KerasAdapter:
                 why="the batches before were trained by every worker for itself.",
                 do="make the strategy before fit, and build the model inside `with strategy.scope():`, or prepare it.",
             )
+        refuse_own_functions(model)
         if not keras.__version__.startswith(_TRIED):
             self.tell_once(f"Keras {keras.__version__} has not been tried with Duoka; {_TRIED[:-1]} has")
 

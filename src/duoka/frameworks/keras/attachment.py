@@ -17,13 +17,14 @@ from duoka.frameworks.keras.callbacks import make_bar, writing_once
 from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.refusals import refuse_stateful_layers
 from duoka.frameworks.keras.saving import save_once
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables
 from duoka.frameworks.keras.source import naming, source_of
 from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
-from duoka.frameworks.keras.votes import vote_for
+from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 
 BACKENDS = {
@@ -97,13 +98,13 @@ class Attachment:
         """Callbacks write on the main worker only, and behind the user's comes one of ours: any stop stops all."""
         arguments = self._by_name("fit", args, kwargs)
         x = arguments.get("x")
-        if len(self._collective.workers) > 1:
-            self._start_together(x)
-        self._has_agreed = False
         given: Any = arguments.get("callbacks")
         is_list = isinstance(given, keras.callbacks.CallbackList)
         callbacks = list(given.callbacks) if is_list else keras.tree.flatten(given or [])
-        more = self._callbacks_of_ours(callbacks, arguments)
+        more = self._bar(callbacks, arguments)
+        if len(self._collective.workers) > 1:
+            more.append(self._start_together(x, callbacks))
+        self._has_agreed = False
         if is_list:
             given.callbacks.extend(more)
         else:
@@ -154,22 +155,23 @@ class Attachment:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 
-    def _start_together(self, x: Any) -> None:
-        """All workers are here, with the same generators. What one of them has written before, the others find."""
+    def _start_together(self, x: Any, callbacks: list[Any]) -> EpochVote:
+        """All workers are here, with the same generators. What one of them has written before, the others find.
+
+        Callbacks may differ: one that watches batches on any worker makes all of them vote after each batch.
+        """
         if (source := source_of(x)).is_stream:
             self._tell(f"every worker reads all of {source.name}, and trains on its rows")
-        if len(set(hear_all(self._collective, digest(AT_THE_START), "at the start of fit"))) > 1:
+        note = bytes([watch_batches(callbacks)]) + digest(AT_THE_START)
+        notes = hear_all(self._collective, note, "at the start of fit")
+        if len({note[1:] for note in notes}) > 1:
             take_states_from_first(self._collective, AT_THE_START)
+        return (BatchVote if any(note[0] for note in notes) else EpochVote)(self._model, self._collective)
 
-    def _callbacks_of_ours(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
-        ours = []
+    def _bar(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
         has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
         is_list = isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList)
-        if arguments.get("verbose", "auto") != 0 and not has_bar and not is_list:
-            ours.append(make_bar())
-        if len(self._collective.workers) > 1:
-            ours.append(vote_for(callbacks, self._model, self._collective))
-        return ours
+        return [make_bar()] if arguments.get("verbose", "auto") != 0 and not has_bar and not is_list else []
 
     def _by_name(self, name: str, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """All arguments by name, in the order of Keras's own method; the model's may have more."""
@@ -229,6 +231,7 @@ class Attachment:
 
     def _agree(self) -> None:
         if not self._has_agreed:
+            refuse_stateful_layers(self._model)
             agree_on_start(self._model, self._collective)
             self._has_agreed = True
 

@@ -49,10 +49,10 @@ class BatchVote(EpochVote):
         self._vote(f"at the end of batch {batch}")
 
 
-def vote_for(callbacks: Sequence[Any], model: Any, collective: Collective) -> EpochVote:
+def watch_batches(callbacks: Sequence[Any]) -> bool:
+    """Whether one of them may stop after any batch."""
     own = [callback for callback in callbacks if not _decides_by_logs(callback)]
-    watches_batches = any(not is_default(getattr(callback, name)) for callback in own for name in _OF_BATCHES)
-    return (BatchVote if watches_batches else EpochVote)(model, collective)
+    return any(not is_default(getattr(callback, name)) for callback in own for name in _OF_BATCHES)
 
 
 def _decides_by_logs(callback: Any) -> bool:

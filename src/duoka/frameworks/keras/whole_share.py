@@ -52,7 +52,8 @@ class WholeShareSteps:
         self._backend: ShareBackend = backend_class(model, self._wire, tell, sync_batchnorm=sync_batchnorm)
         tell(
             f"the train_step of {type(model).__name__} runs in whole-share mode, because {reason}: each worker's rows"
-            " are one batch; numbers as one device, bits for a fixed number of workers only"
+            " are one batch, and gradients are exchanged at each apply; numbers as one device where nothing else mixes"
+            " rows, bits for a fixed number of workers only"
         )
 
     @property
