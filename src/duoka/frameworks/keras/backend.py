@@ -56,6 +56,12 @@ class Backend(ABC):
         found = [metric for metric in metrics if not getattr(metric, "metrics", None)]
         return ", ".join(metric.name for metric in found if wanted & {id(each) for each in metric.variables})
 
+    def name_unknown_state(self) -> str:
+        """State of floats that the step changes, and that is not known to be a moving mean; known after a run."""
+        layers = [layer for layer in self.model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+        known = {id(variable) for layer in layers for variable in layer.variables}
+        return ", ".join(variable.path for variable in self.moving if id(variable) not in known)
+
     @property
     def rate(self) -> Any:
         """The variable of the learning rate; None where a schedule makes it, or nothing is trained."""
