@@ -152,6 +152,7 @@ def run_keras(directory: Path, command: tuple[str, ...], script: str, *options: 
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_reuters_has_the_losses_of_the_plain_script(tmp_path):
     small = ("--synthetic", "--epochs", "2", "--steps", "12")
     plain = run_keras(tmp_path, PYTHON, "reuters_cnn/before.py", *small)

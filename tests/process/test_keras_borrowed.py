@@ -42,6 +42,7 @@ def run(directory: Path, backend: str, *options: str) -> tuple[dict, str]:
     return json.loads(line), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_multi_gpu_model_shares_the_batch_and_the_original_keeps_the_weights(tmp_path, backend):
     ours, said = run(tmp_path, backend)

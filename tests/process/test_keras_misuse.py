@@ -98,6 +98,7 @@ with strategy.scope():
     assert ended.err.count("LaunchError") == 1
 
 
+@pytest.mark.slow
 def test_the_role_of_writing_moves_when_the_main_worker_is_lost(tmp_path):
     source = """
 folder = sys.argv[1]

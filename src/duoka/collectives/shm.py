@@ -61,6 +61,7 @@ class SharedMemory(Collective):
         self._adopt_later: list[Decision] = []
         self._lost_call = 0  # the call in which values of a lost worker were due
         self._before_loss = self._placement
+        self._last_loss: Decision | None = None
         self._held = 0
         self._number = 0
         self._failure: BaseException | None = None
@@ -120,6 +121,7 @@ class SharedMemory(Collective):
 
         One that takes a result late is still a step behind: it moves them once it has come to that step.
         """
+        self._last_loss = decision
         if self._lost_call != decision.completed + 1:
             # Whoever was further has come to this call with the values of the old placement: it fails for all.
             self._lost_call, self._before_loss = decision.completed + 1, self._placement
@@ -173,6 +175,7 @@ class SharedMemory(Collective):
         return self.deadline_s if deadline_s is None else deadline_s
 
     def lost_error(self, decision: Decision | None, number: int) -> WorkerLost:
+        decision = decision or self._last_loss
         lost = [] if decision is None else [self._describe(w) for w in decision.lost]
         who = f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost" if lost else "A worker was lost"
         return WorkerLost(
