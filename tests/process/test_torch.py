@@ -81,7 +81,7 @@ def test_four_replicas_end_with_the_same_bits_on_any_number_of_workers(num_worke
     assert {name: r["sha256"] for name, r in together.items()} == {name: r["sha256"] for name, r in alone.items()}
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_replicas", [3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 8))])
 def test_replicas_train_to_the_numbers_of_the_plain_script(num_replicas):
     _compare(run(0, 0, *NUMBERS), run(1, num_replicas, *NUMBERS), NUMBERS)
 
@@ -96,7 +96,11 @@ def test_unusual_loops_end_with_the_same_bits_on_any_number_of_workers():
 
 @pytest.mark.parametrize(
     ("num_workers", "num_replicas"),
-    [(2, 3), (2, 4), (3, 4), *(pytest.param(1, replicas, marks=pytest.mark.slow) for replicas in (3, 8))],
+    [
+        (2, 4),
+        (3, 4),
+        *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 3), (1, 3), (1, 8))),
+    ],
 )
 def test_unusual_loops_train_to_the_numbers_of_the_plain_script(num_workers, num_replicas):
     names = MORE_NUMBERS if num_replicas != 4 else (*MORE_NUMBERS, *BITS_ONLY)

@@ -204,7 +204,7 @@ strategy.save(path, state())
     assert ended.facts() == {1: {"step": 5, "main": True}}
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [pytest.param(2, 2, marks=pytest.mark.slow), (3, 4)])
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), pytest.param(3, 4, marks=pytest.mark.slow)])
 def test_a_loss_within_a_save_in_the_loop_changes_no_weight_and_no_save(tmp_path, workers, replicas):
     script = training(
         """
