@@ -9,7 +9,7 @@ and raises an error that names the worker it waited for.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -50,6 +50,14 @@ class Exchange(ABC):
     @abstractmethod
     def commit(self, deadline_s: float | None = None) -> bool:
         """Wait for all, and add up. True: every worker has, or will have, the same sums."""
+
+    def carry_out(self, place: Callable[[int], bytes]) -> None:
+        """All of that, losses included: `place` writes a replica into its slots, and gives its note."""
+        is_committed = False
+        while not is_committed:
+            for replica in self.missing:
+                self.deposit(replica, place(replica))
+            is_committed = self.commit()
 
     @abstractmethod
     def result(self, buffer: Buffer) -> Array:

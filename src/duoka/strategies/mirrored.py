@@ -177,13 +177,13 @@ class Mirrored:
         ready = {first: _arrays(given)}
         buffers = [collective.scratch(count, dtype) for dtype, count in layout.sizes.items()]
         exchange = collective.exchange(buffers, f"{self._attempt} over replicas of {layout.title}")
-        while True:
-            for replica in exchange.missing:
-                arrays = ready.pop(replica) if replica in ready else _arrays(compute(replica))
-                layout.pack(arrays, [exchange.slot(buffer, replica) for buffer in buffers], replica)
-                exchange.deposit(replica)
-            if exchange.commit():
-                break
+
+        def place(replica: int) -> bytes:
+            arrays = ready.pop(replica) if replica in ready else _arrays(compute(replica))
+            layout.pack(arrays, [exchange.slot(buffer, replica) for buffer in buffers], replica)
+            return b""
+
+        exchange.carry_out(place)
         results = layout.unpack([exchange.result(buffer) for buffer in buffers])
         collective.end_step()
         self._step += 1

@@ -11,11 +11,7 @@ from duoka.collectives.collective import Collective
 def hear_all(collective: Collective, note: bytes, name: str) -> list[bytes]:
     """Every replica's note; one worker's replicas all say the same."""
     exchange = collective.exchange([], name)
-    is_committed = False
-    while not is_committed:
-        for replica in exchange.missing:
-            exchange.deposit(replica, note)
-        is_committed = exchange.commit()
+    exchange.carry_out(lambda replica: note)
     return exchange.notes
 
 
@@ -23,12 +19,12 @@ def take_from_first(collective: Collective, data: Array, name: str) -> Array:
     """The bytes of the worker that runs replica 0: a few thousand, equally many on all workers."""
     buffer = collective.scratch(len(data), np.uint8)
     exchange = collective.exchange([buffer], name)
-    is_committed = False
-    while not is_committed:
-        for replica in exchange.missing:
-            exchange.slot(buffer, replica)[:] = data if replica == 0 else 0
-            exchange.deposit(replica)
-        is_committed = exchange.commit()
+
+    def place(replica: int) -> bytes:
+        exchange.slot(buffer, replica)[:] = data if replica == 0 else 0
+        return b""
+
+    exchange.carry_out(place)
     taken = exchange.result(buffer).copy()
     exchange.release()
     return taken

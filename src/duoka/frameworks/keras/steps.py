@@ -73,20 +73,18 @@ class Steps:
         kind = "step" if self._is_training else "validation after step"
         exchange = transfer.open(f"of {kind} {self._progress.step}, {total_rows} rows")
         data = digest(batch)
-        is_committed = False
-        while not is_committed:
-            for replica in exchange.missing:
-                num_rows = len(share(total_rows, self._collective.num_replicas, replica))
-                if num_rows == 0:
-                    transfer.write_nothing(exchange, replica)
-                    exchange.deposit(replica)
-                    continue
-                outcome = (
-                    ready.pop(replica) if replica in ready else self._compute(batch, replica, counts, total_counts)
-                )
-                transfer.write(exchange, replica, outcome, num_rows)
-                exchange.deposit(replica, Note(data, outcome.rate, self._digest_others(outcome)).pack())
-            is_committed = exchange.commit()
+
+        def place(replica: int) -> bytes:
+            num_rows = len(share(total_rows, self._collective.num_replicas, replica))
+            if num_rows == 0:
+                transfer.write_nothing(exchange, replica)
+                return b""
+            is_ready = replica in ready
+            outcome = ready.pop(replica) if is_ready else self._compute(batch, replica, counts, total_counts)
+            transfer.write(exchange, replica, outcome, num_rows)
+            return Note(data, outcome.rate, self._digest_others(outcome)).pack()
+
+        exchange.carry_out(place)
         compare(exchange.notes, self._progress.step, self._tell)
         total = transfer.read(exchange)
         exchange.release()
@@ -147,15 +145,14 @@ class Steps:
         buffer = self._collective.scratch(MOST_TERMS, np.float64)
         exchange = self._collective.exchange([buffer], f"of denominators of step {self._progress.step}")
         counts: dict[int, Array] = {}
-        is_committed = False
-        while not is_committed:
-            for replica in exchange.missing:
-                counts[replica] = np.zeros(MOST_TERMS)
-                if share(total_rows, self._collective.num_replicas, replica):
-                    counts[replica] = self._count(batch, replica)
-                exchange.slot(buffer, replica)[:] = counts[replica]
-                exchange.deposit(replica)
-            is_committed = exchange.commit()
+
+        def place(replica: int) -> bytes:
+            has_rows = bool(share(total_rows, self._collective.num_replicas, replica))
+            counts[replica] = self._count(batch, replica) if has_rows else np.zeros(MOST_TERMS)
+            exchange.slot(buffer, replica)[:] = counts[replica]
+            return b""
+
+        exchange.carry_out(place)
         total = exchange.result(buffer).copy()
         exchange.release()
         return counts, total
