@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,47 +12,70 @@ import numpy as np
 from duoka.collectives.arrays import Array, sum_dtype
 from duoka.errors import MismatchError
 
+_ALIGNMENT_BYTES = 64  # what XLA wants, to use memory where it lies
+
 
 @dataclass(frozen=True)
+class Kind:
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: Array) -> Kind:
+        return cls(array.dtype, tuple(array.shape))
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
 class Packing:
     """Where each array lies. The same for all replicas: theirs must have the same types and shapes."""
 
-    kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
-    sizes: dict[np.dtype[Any], int]
-    starts: tuple[int, ...]
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self.kinds = tuple(kinds)
+        self.sizes: dict[np.dtype[Any], int] = {}
+        self._starts: list[int] = []
+        for kind in kinds:
+            dtype = sum_dtype(kind.dtype)
+            start = self.sizes.get(dtype, 0)
+            start += -start % (_ALIGNMENT_BYTES // dtype.itemsize)
+            self._starts.append(start)
+            self.sizes[dtype] = start + kind.size
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Packing:
-        sizes: dict[np.dtype[Any], int] = {}
-        starts = []
-        for array in arrays:
-            dtype = sum_dtype(array.dtype)
-            starts.append(sizes.setdefault(dtype, 0))
-            sizes[dtype] += array.size
-        return cls(tuple((array.dtype, array.shape) for array in arrays), sizes, tuple(starts))
+        return cls([Kind.of(array) for array in arrays])
 
     @property
     def title(self) -> str:
-        return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.kinds)
+        return ", ".join(map(str, self.kinds))
+
+    @property
+    def digest(self) -> int:
+        return zlib.crc32(self.title.encode())
 
     def pack(self, arrays: Sequence[Array], flats: Sequence[Array], replica: int) -> None:
-        kinds = tuple((array.dtype, array.shape) for array in arrays)
-        if kinds != self.kinds:
+        given = Packing.of(arrays)
+        if given.kinds != self.kinds:
             raise MismatchError(
-                f"Replica {replica} gave {Packing.of(arrays).title or 'nothing'}, another one {self.title}.",
+                f"Replica {replica} gave {given.title or 'nothing'}, another one {self.title}.",
                 do="let every replica give the same number of arrays, of the same types and shapes.",
             )
-        for array, part in zip(arrays, self._parts(flats), strict=True):
-            np.copyto(part, array.reshape(-1), casting="same_kind")
+        for array, view in zip(arrays, self.views(flats), strict=True):
+            np.copyto(view, array, casting="same_kind")
 
     def unpack(self, flats: Sequence[Array]) -> list[Array]:
         """Copies of the arrays, in their own types and shapes."""
-        parts = zip(self._parts(flats), self.kinds, strict=True)
-        return [part.astype(dtype).reshape(shape) for part, (dtype, shape) in parts]
+        return [view.astype(kind.dtype) for view, kind in zip(self.views(flats), self.kinds, strict=True)]
 
-    def _parts(self, flats: Sequence[Array]) -> list[Array]:
+    def views(self, flats: Sequence[Any], reshape: Callable[[Any, tuple[int, ...]], Any] = np.reshape) -> list[Any]:
+        """Each array's place in these flat arrays, or tensors, in the type in which it is added up."""
         by_dtype = dict(zip(self.sizes, flats, strict=True))
         return [
-            by_dtype[sum_dtype(dtype)][start : start + int(np.prod(shape))]
-            for (dtype, shape), start in zip(self.kinds, self.starts, strict=True)
+            reshape(by_dtype[sum_dtype(kind.dtype)][start : start + kind.size], kind.shape)
+            for kind, start in zip(self.kinds, self._starts, strict=True)
         ]

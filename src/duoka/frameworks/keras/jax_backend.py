@@ -36,7 +36,7 @@ class JaxBackend(Backend):
         self._gradient_function: Any = None
         self._count_function: Any = None
         self._apply_function: Any = None
-        self._layout: Any = None
+        self._applies: Any = None  # the key of totals that it takes
         self.seeds: list[Any] = []
         self.moving: list[Any] = []
         self.others: list[Any] = []
@@ -152,11 +152,11 @@ class JaxBackend(Backend):
     # All replicas.
 
     def apply(self, total: Total) -> dict[str, Any]:
-        if self._layout != total.layout.kinds:  # compiled for these places
+        if self._applies != total.key:  # compiled for these places
             # The weights and the optimizer's slots are replaced: their memory is used for the new ones.
             options = {"donate_argnums": (0, 1)} if self.is_training else {}
             self._apply_function = self._compile(lambda *given: self._apply(total, *given), **options)
-            self._layout = total.layout.kinds
+            self._applies = total.key
         weights, other, optimizer, metrics = self._state
         weights, optimizer, metrics, moving, results = self._apply_function(weights, optimizer, metrics, total.flats)
         other = list(other)

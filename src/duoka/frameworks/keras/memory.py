@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from duoka.collectives.collective import Buffer, Collective
-from duoka.frameworks.keras.layout import Layout
+from duoka.collectives.packing import Packing
 
 
 class Memory:
@@ -15,9 +15,9 @@ class Memory:
         self._collective = collective
         self._buffers: dict[tuple[int, int, np.dtype[Any]], Buffer] = {}
 
-    def buffers(self, layout: Layout) -> list[Buffer]:
+    def buffers(self, packing: Packing) -> list[Buffer]:
         found = []
-        for place, (dtype, count) in enumerate(layout.sizes.items()):
+        for place, (dtype, count) in enumerate(packing.sizes.items()):
             key = place, count, dtype
             if key not in self._buffers:
                 self._buffers[key] = self._collective.buffer(count, dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from duoka.collectives.arrays import Array, sum_dtype
-from duoka.frameworks.keras.layout import Layout
+from duoka.collectives.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Total:
     them up itself: many small ones take longer to hand over than to use.
     """
 
-    layout: Layout
+    packing: Packing
     flats: list[Array]  # one for each type
     slices: list[Slices]  # of the gradients that are slices, in their order
     others: list[Array]
@@ -48,14 +48,14 @@ class Total:
 
     def parts(self, flats: Sequence[Any], reshape: Any = np.reshape, cast: Any = np.ndarray.astype) -> list[list[Any]]:
         """Gradients that are not slices, moving state, logs and metrics, out of these flat arrays or tensors."""
-        views = self.layout.views(flats, reshape)
+        views = self.packing.views(flats, reshape)
         own = (
             view if kind.dtype == sum_dtype(kind.dtype) else cast(view, kind.dtype)
-            for view, kind in zip(views, self.layout.kinds, strict=True)
+            for view, kind in zip(views, self.packing.kinds, strict=True)
         )
         return [[next(own) for _ in range(count)] for count in self.counts]
 
     @property
     def key(self) -> Any:
         """Equal for totals that the same compiled function can take."""
-        return self.layout.kinds, self.counts
+        return self.packing.kinds, self.counts, len(self.slices), len(self.others)

@@ -31,6 +31,7 @@ class TensorFlowBackend(Backend):
         self.model, self._terms, self._tell, self.is_training = model, terms, tell, is_training
         self._gradient_functions: dict[Any, _Flat] = {}
         self._apply_function: _Flat | None = None
+        self._applies: Any = None  # the key of totals that it takes
         self._shapes: dict[Any, list[Any]] = {}
         self._constants: dict[bytes, Any] = {}
         self._starts: list[Array] = []
@@ -193,8 +194,8 @@ class TensorFlowBackend(Backend):
             slices,
             list(map(tf.convert_to_tensor, total.others)),
         ]
-        if self._apply_function is None:
-            self._apply_function = self._compile_apply(total, given)
+        if self._apply_function is None or self._applies != total.key:
+            self._apply_function, self._applies = self._compile_apply(total, given), total.key
         try:
             results = self._apply_function(*given)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError):

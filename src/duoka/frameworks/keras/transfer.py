@@ -10,9 +10,9 @@ import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Buffer, Collective, Exchange
+from duoka.collectives.packing import Kind, Packing
 from duoka.data.shares import share
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.layout import Kind, Layout
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 
@@ -41,30 +41,30 @@ class Transfer:
             n: _kind_of_slices(part, num_rows) for n, part in enumerate(first.gradients) if isinstance(part, Slices)
         }
         self._counts = len(self._dense_at), len(first.moving), len(first.logs), len(first.metrics)
-        self._layout = Layout([Kind.of(part) for part in self._summed(first)])
+        self._packing = Packing.of(self._summed(first))
         self._other_kinds = [Kind.of(part) for part in first.others]
         self._other_bytes = sum(kind.size * kind.dtype.itemsize for kind in self._other_kinds)
-        self._slices_layout = Layout(
+        self._slices_packing = Packing(
             [
                 kind
                 for slices in self._slices.values()
                 for kind in (
-                    Kind((slices.entries_per_row * total_rows,), slices.index_dtype),
-                    Kind((slices.entries_per_row * total_rows, *slices.row.shape), slices.row.dtype),
+                    Kind(slices.index_dtype, (slices.entries_per_row * total_rows,)),
+                    Kind(slices.row.dtype, (slices.entries_per_row * total_rows, *slices.row.shape)),
                 )
             ]
         )
-        self._fixed = memory.buffers(self._layout)
+        self._fixed = memory.buffers(self._packing)
         if self._other_bytes:
-            self._fixed += memory.buffers(Layout([Kind((self._other_bytes,), np.dtype(np.uint8))]))
+            self._fixed += memory.buffers(Packing([Kind(np.dtype(np.uint8), (self._other_bytes,))]))
         self._buffers: list[Buffer] = []
         # Equal where the same things travel.
-        self._digest = zlib.crc32(repr((self._layout.digest, self._slices_layout.digest, self._other_bytes)).encode())
+        self._digest = zlib.crc32(repr((self._packing.digest, self._slices_packing.digest, self._other_bytes)).encode())
         self._views: dict[int, list[Array]] = {}  # of the fixed slots, by replica
 
     def open(self, name: str) -> Exchange:
         """Begin an exchange; the name is compared between workers, and with it what travels."""
-        sizes = self._slices_layout.sizes.items()
+        sizes = self._slices_packing.sizes.items()
         self._buffers = [*self._fixed, *(self._collective.scratch(count, dtype) for dtype, count in sizes)]
         return self._collective.exchange(self._buffers, f"{name}, contents {self._digest:08x},")
 
@@ -85,7 +85,7 @@ class Transfer:
         arrays = self._summed(outcome)
         num_weighted = len(arrays) - len(outcome.metrics)
         if replica not in self._views:
-            self._views[replica] = self._layout.views(flats)
+            self._views[replica] = self._packing.views(flats)
         for n, (slot, array) in enumerate(zip(self._views[replica], arrays, strict=True)):
             if n < num_weighted:
                 np.multiply(array, weight, out=slot, dtype=slot.dtype, casting="same_kind")
@@ -93,7 +93,7 @@ class Transfer:
                 np.copyto(slot, array)
         if self._other_bytes:
             others[:] = _bytes_of(outcome.others) if replica == 0 else 0
-        places = self._slices_layout.views(scratch)
+        places = self._slices_packing.views(scratch)
         rows = share(self._total_rows, self._num_replicas, replica)
         for place, (n, kind) in enumerate(self._slices.items()):
             part = outcome.gradients[n]
@@ -120,7 +120,7 @@ class Transfer:
         return self._split(slots)
 
     def _split(self, flats: Sequence[Array]) -> tuple[list[Array], Array, list[Array]]:
-        num_summed = len(self._layout.sizes)
+        num_summed = len(self._packing.sizes)
         others = flats[num_summed] if self._other_bytes else np.empty(0, np.uint8)
         return list(flats[:num_summed]), others, list(flats[len(self._fixed) :])
 
@@ -128,12 +128,12 @@ class Transfer:
 
     def read(self, exchange: Exchange) -> Total:
         flats, others, scratch = self._split([exchange.result(buffer) for buffer in self._buffers])
-        places = self._slices_layout.views([flat.copy() for flat in scratch])
+        places = self._slices_packing.views([flat.copy() for flat in scratch])
         slices = [
             Slices(indices, values if values.dtype == kind.row.dtype else values.astype(kind.row.dtype))
             for indices, values, kind in zip(places[::2], places[1::2], self._slices.values(), strict=True)
         ]
-        return Total(self._layout, [flat.copy() for flat in flats], slices, self._read_others(others), self._counts)
+        return Total(self._packing, [flat.copy() for flat in flats], slices, self._read_others(others), self._counts)
 
     def _read_others(self, data: Array) -> list[Array]:
         arrays, start = [], 0
@@ -158,7 +158,7 @@ def _bytes_of(arrays: Sequence[Array]) -> Array:
 def _kind_of_slices(part: Slices, num_rows: int) -> SlicesKind:
     if len(part.indices) % num_rows:
         raise _uneven(len(part.indices), num_rows)
-    row = Kind(tuple(part.values.shape[1:]), part.values.dtype)
+    row = Kind(part.values.dtype, tuple(part.values.shape[1:]))
     return SlicesKind(len(part.indices) // num_rows, row, part.indices.dtype)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
+from duoka.collectives.packing import Packing
 from duoka.errors import WorkerLost
-from duoka.frameworks.keras.layout import Kind, Layout
 
 
 class Wire:
@@ -99,18 +99,15 @@ class Wire:
 
     def add_up(self, arrays: Sequence[Array], weights: Sequence[float]) -> list[Array]:
         """The sums over workers, the same bits on all of them. What has a weight of 0 is left out."""
-        layout = Layout([Kind.of(array) for array in arrays])
-        flats = [np.zeros(count, dtype) for dtype, count in layout.sizes.items()]
-        for view, array, weight in zip(layout.views(flats), arrays, weights, strict=True):
+        packing = Packing.of(arrays)
+        flats = [np.zeros(count, dtype) for dtype, count in packing.sizes.items()]
+        for view, array, weight in zip(packing.views(flats), arrays, weights, strict=True):
             if weight == 1:
                 np.copyto(view, array, casting="same_kind")
             elif weight:
                 np.multiply(array, weight, out=view, dtype=view.dtype, casting="same_kind")
         with self._explaining():
-            sums = [self._collective.all_reduce(self._for_replicas(flat)).copy() for flat in flats]
-        return [
-            view.astype(kind.dtype, copy=False) for view, kind in zip(layout.views(sums), layout.kinds, strict=True)
-        ]
+            return packing.unpack([self._collective.all_reduce(self._for_replicas(flat)) for flat in flats])
 
     def gather(self, array: Array) -> list[Array]:
         """Every worker's array, in order."""
