@@ -426,15 +426,20 @@ def no_reduction(strategy):
 
 @scenario
 def mixed_precision(strategy):
-    """Losses are scaled before, and gradients unscaled after the sum."""
+    """Losses are scaled before, and gradients unscaled after the sum.
+
+    Softplus and a small scale: at the kink of ReLU a rounding to 16 bits turns units on or off, on one device as on
+    four; and where gradients overflow 16 bits, which depends on the size of a share, a step is left out.
+    """
     keras.utils.set_random_seed(7)
     x, y = numbers(33)
     keras.config.set_dtype_policy("mixed_float16")
     try:
         with strategy.scope():
-            model = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(4, dtype="float32")])
+            model = keras.Sequential([layers.Dense(16, activation="softplus"), layers.Dense(4, dtype="float32")])
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            model.compile(keras.optimizers.LossScaleOptimizer(optimizer, 256.0), loss, metrics=["accuracy"])
     finally:
         keras.config.set_dtype_policy("float32")
     return model, model.fit(x, y, batch_size=10, epochs=4, verbose=0)

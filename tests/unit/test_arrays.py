@@ -6,7 +6,7 @@ import textwrap
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duoka.collectives.arrays import as_array, sum_dtype, weigh
@@ -94,6 +94,8 @@ plain = st.recursive(
 
 
 @given(plain)
+@example({"__array__": None})
+@example({"__dictionary__": {"__array__": [{"__dictionary__": 1.0}]}})
 def test_plain_values_come_back_as_they_were(value):
     assert decode(encode(value)) == value
 

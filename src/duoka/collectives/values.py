@@ -14,6 +14,7 @@ from duoka.errors import MismatchError
 
 _LENGTH = struct.Struct("<Q")
 _ARRAY = "__array__"
+_DICTIONARY = "__dictionary__"
 
 
 def encode(value: Any) -> bytes:
@@ -32,9 +33,10 @@ def encode(value: Any) -> bytes:
         if isinstance(part, (list, tuple)):
             return [plain(item) for item in part]
         if isinstance(part, dict):
-            if not all(isinstance(key, str) for key in part) or _ARRAY in part:
+            if not all(isinstance(key, str) for key in part):
                 raise MismatchError("A dictionary with keys that are not strings cannot be sent.")
-            return {key: plain(item) for key, item in part.items()}
+            items = {key: plain(item) for key, item in part.items()}
+            return {_DICTIONARY: items} if _ARRAY in part or _DICTIONARY in part else items
         array = as_array(part)
         if array.dtype.kind not in "fiucb":
             raise MismatchError(
@@ -64,7 +66,8 @@ def decode(data: bytes) -> Any:
             return [rich(item) for item in part]
         if isinstance(part, dict):
             if _ARRAY not in part:
-                return {key: rich(item) for key, item in part.items()}
+                items = part.get(_DICTIONARY, part)
+                return {key: rich(item) for key, item in items.items()}
             dtype, shape, nbytes = part[_ARRAY]
             array = np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, position).reshape(shape).copy()
             position += nbytes
