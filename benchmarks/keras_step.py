@@ -34,10 +34,10 @@ class Case:
 
 EVERYTHING = {"tensorflow": ("plain", "mirrored", "hierarchical"), "jax": ("plain", "dataparallel")}
 CASES = {
-    "Reuters CNN, global batch 32": Case("reuters", 32, 60, EVERYTHING),
-    "Reuters CNN, global batch 128": Case("reuters", 128, 24, EVERYTHING),
+    "Reuters CNN, global batch 32": Case("reuters", 32, 100, EVERYTHING),
+    "Reuters CNN, global batch 128": Case("reuters", 128, 30, EVERYTHING),
     "MobileNetV2 at 32x32, global batch 64": Case(
-        "mobilenet", 64, 3, {"tensorflow": ("plain", "mirrored", "hierarchical")}
+        "mobilenet", 64, 12, {"tensorflow": ("plain", "mirrored", "hierarchical")}
     ),
 }
 THREADS = (1, 2)

@@ -22,6 +22,8 @@ def as_array(value: Any) -> Array:
         return value
     if hasattr(value, "detach"):  # a tensor that tracks gradients does not lend its memory
         value = value.detach()
+    if hasattr(value, "read_value"):  # nor does a variable of TensorFlow
+        value = value.read_value()
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         return _read_bfloat16(value)
     for convert in (np.from_dlpack, memoryview, np.asarray):

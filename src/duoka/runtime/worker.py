@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from duoka.devices.cores import keep_to_own_cores
 from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
 from duoka.errors import DuokaError, Stopped
@@ -58,7 +59,10 @@ def attach(identity: Identity) -> Attachment:
     link = SocketLink(socket.socket(fileno=identity.link))
     atexit.register(link.close)
     _attachment = Attachment(identity, Plan.from_json(identity.plan), link)
-    device = _attachment.plan.devices[identity.worker]
+    plan = _attachment.plan
+    device = plan.devices[identity.worker]
+    if all(each.kind == "cpu" for each in plan.devices):
+        keep_to_own_cores(identity.worker, plan.num_workers, plan.threads)
     if device.kind == "cpu" and device.memory_limit_mb is None:  # what is kept would count against a limit
         keep_freed_memory()
     return _attachment
