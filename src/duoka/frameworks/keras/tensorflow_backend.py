@@ -15,6 +15,7 @@ from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.logs import metric_results, names_kept, split
 from duoka.frameworks.keras.outcome import Outcome, Slices, Total
+from duoka.frameworks.keras.raw_variables import refuse_raw_variables
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
@@ -150,6 +151,7 @@ class TensorFlowBackend(Backend):
         recorder = Recorder(model, is_training=self.is_training)
         with recorder.watching(), self._terms.watching(factors), tracking(model, factors[ROWS]):
             reported = model.train_step(data) if self.is_training else model.test_step(data)
+        refuse_raw_variables(model, [*model.variables, *state, *metrics, *recorder.changed.values()])
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]
         self.others = [variable for variable in changed if not variable.value.dtype.is_floating]
