@@ -7,19 +7,16 @@ With --plain each scenario is trained in the ordinary way, on one device and wit
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import keras
 import numpy as np
 from keras import layers, ops
+from keras_pieces import SCENARIOS, Plain, Positions, compiled, crossentropy, numbers, scenario
+from keras_pieces import describe as describe_training
 
 BACKEND = keras.backend.backend()
 if BACKEND == "tensorflow":
@@ -29,22 +26,7 @@ elif BACKEND == "jax":
 else:
     import torch
 
-SCENARIOS: dict[str, Callable] = {}
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def scenario(function: Callable) -> Callable:
-    SCENARIOS[function.__name__] = function
-    return function
-
-
-class Plain:
-    """Duoka's words on one device: what an unconverted script does."""
-
-    worker = 0
-
-    def prepare(self, model):
-        return model
+LOSS = crossentropy()
 
 
 def make_strategy(**options):
@@ -55,13 +37,7 @@ def make_strategy(**options):
     return duoka.Mirrored(devices=2, **options)
 
 
-def numbers(rows: int, features: int = 12):
-    generator = np.random.default_rng(5)
-    x = generator.standard_normal((rows, features)).astype("float32")
-    return x, generator.integers(0, 4, rows)
-
-
-def tokens(rows: int, length: int = 9, vocabulary: int = 30):
+def padded_tokens(rows: int, length: int = 9, vocabulary: int = 30):
     """Few of them come often, and rows are padded with zeros to different lengths."""
     generator = np.random.default_rng(6)
     x = (1 + generator.random((rows, length)) ** 3 * (vocabulary - 1)).astype("int32")
@@ -136,8 +112,7 @@ class Averages(keras.callbacks.Callback):
 @scenario
 def average_of_weights(eager=False):
     """An embedding with repeated tokens, a masked loss, clipping, momentum, and an uneven last batch of one row."""
-    keras.utils.set_random_seed(7)
-    x = tokens(21 if eager else 41)
+    x = padded_tokens(21 if eager else 41)
     inner = keras.Sequential([keras.Input((9,), dtype="int32"), layers.Embedding(30, 8, mask_zero=True)])
     inner.add(layers.Dense(30))
     model = WithAverage(inner)
@@ -243,7 +218,6 @@ class Adversaries(keras.Model):
 
 def train_adversaries():
     x, _ = numbers(45)
-    keras.utils.set_random_seed(7)
     model = Adversaries()
     model.compile(keras.optimizers.SGD(0.05))
     model.optimizer.build(model.generator.trainable_variables)
@@ -258,7 +232,7 @@ def adversaries():
 
 
 class AppliesTwice(keras.Model):
-    """One optimizer, two updates a batch; the second from a loss that is a sum."""
+    """One optimizer, two updates a batch; the second from a loss that is a sum. The metric named loss is left alone."""
 
     def __init__(self):
         super().__init__()
@@ -279,7 +253,7 @@ class AppliesTwice(keras.Model):
                     lambda w, loss=loss, scale=scale: scale * loss(y, self.stateless_call(w, other, x)[0])
                 )(weights)
                 weights, slots = self.optimizer.stateless_apply(slots, gradients, weights)
-            return {"last": value}, (weights, other, slots, counted)
+            return {"last": value, "loss": value}, (weights, other, slots, counted)
 
     else:
 
@@ -290,12 +264,11 @@ class AppliesTwice(keras.Model):
                     lambda loss=loss, scale=scale: scale * loss(y, self(x)), self.trainable_variables
                 )
                 Adversaries.apply(self, self.optimizer, gradients, self.trainable_variables)
-            return {"last": value}
+            return {"last": value, "loss": value}
 
 
 @scenario
 def applies_twice():
-    keras.utils.set_random_seed(7)
     x, y = numbers(33)
     model = AppliesTwice()
     model.build((None, 12))
@@ -305,9 +278,47 @@ def applies_twice():
 
 
 @scenario
+def positions():
+    """A table whose gradient has a row for each place, not for each row of the batch, with its norm clipped."""
+    x = padded_tokens(37)
+    inner = keras.Sequential([keras.Input((9,), dtype="int32"), Positions(), layers.GlobalAveragePooling1D()])
+    inner.add(layers.Dense(4))
+    model = WithAverage(inner)
+    model.build((None, 9))
+    compiled(model, keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1))
+    model = make_strategy().prepare(model)
+    return describe(model, model.fit(x, x[:, 0] % 4, batch_size=10, epochs=3, verbose=0))
+
+
+class Rates(keras.callbacks.Callback):
+    """Sets another learning rate on each worker."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.worker = strategy.worker
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 + self.worker
+
+
+@scenario
+def different_rates():
+    """Behind a loss scale, which has a learning rate of its own that nobody uses."""
+    x, y = numbers(33)
+    model = AppliesTwice()
+    model.build((None, 12))
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0))
+    strategy = make_strategy()
+    model = strategy.prepare(model)
+    try:
+        return describe(model, model.fit(x, y, batch_size=10, verbose=0, callbacks=[Rates(strategy)]))
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+@scenario
 def own_statistics():
     """BatchNorm of each worker's rows, and dropout: not one device's numbers, but the same ones on all workers."""
-    keras.utils.set_random_seed(7)
     x, y = numbers(41)
     inner = keras.Sequential([keras.Input((12,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3)])
     inner.add(layers.Dense(4))
@@ -326,7 +337,6 @@ def synchronised():
 
     Smooth activations: with ReLU, plain `fit` on JAX ends 2e-2 away from itself when its input is off by 1e-7.
     """
-    keras.utils.set_random_seed(7)
     x = np.random.default_rng(4).standard_normal((41, 6, 6, 3)).astype("float32") * 2 + 3
     y = np.random.default_rng(5).integers(0, 4, 41)
     model = keras.Sequential(
@@ -352,8 +362,7 @@ def synchronised():
 @scenario
 def synchronised_with_masks():
     """BatchNorm that leaves padded steps out, and a masked loss."""
-    keras.utils.set_random_seed(7)
-    x = tokens(43)
+    x = padded_tokens(43)
     model = keras.Sequential([layers.Embedding(30, 8, mask_zero=True), layers.BatchNormalization(), layers.Dense(30)])
     model.compile(keras.optimizers.SGD(0.1), LOSS)
     model = make_strategy(sync_batchnorm=True).prepare(model)
@@ -363,7 +372,6 @@ def synchronised_with_masks():
 @scenario
 def refused_compiler():
     """On TensorFlow XLA cannot call out of a step; elsewhere this trains."""
-    keras.utils.set_random_seed(7)
     x, y = numbers(20)
     model = keras.Sequential([layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.Dense(4)])
     model.compile(keras.optimizers.SGD(0.1), LOSS, jit_compile=BACKEND != "torch")
@@ -389,7 +397,6 @@ class Death(keras.callbacks.Callback):
 
 
 def struck():
-    keras.utils.set_random_seed(7)
     x, y = numbers(53)
     model = keras.Sequential([layers.Dense(16), layers.BatchNormalization(), layers.Dense(4)])
     model.compile(keras.optimizers.SGD(0.01), LOSS)
@@ -400,16 +407,8 @@ def struck():
 
 
 def describe(model, history) -> dict:
-    digest = hashlib.sha256()
-    for variable in [*model.variables, *model.optimizer.variables]:
-        digest.update(np.ascontiguousarray(ops.convert_to_numpy(variable.value)).tobytes())
     variables = [v for v in model.variables if v.value is not None and "seed" not in v.path]
-    weights = {f"{n} {v.path}": ops.convert_to_numpy(v.value) for n, v in enumerate(variables)}
-    return {
-        "sha256": digest.hexdigest(),
-        "history": {name: [float(value) for value in values] for name, values in history.history.items()},
-        "weights": {name: value.astype(float).tolist() for name, value in weights.items()},
-    }
+    return describe_training(model, history, variables)
 
 
 def main() -> None:
@@ -417,7 +416,11 @@ def main() -> None:
     names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(SCENARIOS)
     if BACKEND != "tensorflow" and "average_run_eagerly" in names:
         names.remove("average_run_eagerly")  # on PyTorch everything runs so, and on JAX it takes too long
-    print("RESULT " + json.dumps({name: known[name]() for name in names}), flush=True)
+    results = {}
+    for name in names:
+        keras.utils.set_random_seed(7)
+        results[name] = known[name]()
+    print("RESULT " + json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,12 @@ NUMBERS = {
     "average_run_eagerly": 1e-5,
     "adversaries": 1e-5,
     "applies_twice": 1e-5,
+    "positions": 1e-5,
     "synchronised": 1e-4,
     "synchronised_with_masks": 1e-4,
 }
-QUICK = ("adversaries", "synchronised_with_masks", "refused_compiler")  # starting and compiling is what takes long
+# Starting and compiling is what takes long.
+QUICK = ("adversaries", "applies_twice", "different_rates", "synchronised_with_masks", "refused_compiler")
 MODE = "runs in whole-share mode"
 
 
@@ -91,6 +93,13 @@ def test_statistics_of_each_worker_are_not_those_of_one_device(backend):
     """Else the tests above would compare nothing."""
     plain, ours = run(backend, 0, 0)["own_statistics"], run(backend, 2, 3)["own_statistics"]
     assert max(_largest(ours["weights"][key], plain["weights"][key]) for key in plain["weights"]) > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS_BY_SPEED)
+def test_another_learning_rate_on_one_worker_is_seen_behind_a_loss_scale(backend):
+    result = run(backend, 2, 3, *QUICK)["different_rates"]
+    assert result.get("error") == "MismatchError", "each worker trains with a rate of its own"
+    assert "the learning rate is" in result["text"]
 
 
 @pytest.mark.slow

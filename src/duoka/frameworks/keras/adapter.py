@@ -12,7 +12,8 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.attachment import BACKENDS, Attachment, is_attached
+from duoka.frameworks.keras.attachment import Attachment, is_attached
+from duoka.frameworks.keras.backends import BACKENDS
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import refuse_own_functions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -13,6 +12,7 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.frameworks.keras.agreement import hear_all
 from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.backends import load_backend
 from duoka.frameworks.keras.callbacks import make_bar, writing_once
 from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
@@ -27,11 +27,6 @@ from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 
-BACKENDS = {
-    "tensorflow": ("tensorflow_backend", "TensorFlowBackend"),
-    "jax": ("jax_backend", "JaxBackend"),
-    "torch": ("torch_backend", "TorchBackend"),
-}
 _SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate", "predict")
 
 
@@ -186,10 +181,8 @@ class Attachment:
     def _make_function(self, *, is_training: bool) -> Any:
         """With the arguments and results that this backend's `fit` expects."""
         name = keras.backend.backend()
-        module, kind = BACKENDS[name]
-        backend_class = getattr(importlib.import_module(f"duoka.frameworks.keras.{module}"), kind)
         terms = Terms()
-        backend: Backend = backend_class(self._model, terms, self._tell, is_training=is_training)
+        backend: Backend = load_backend()(self._model, terms, self._tell, is_training=is_training)
         steps = Steps(
             self._collective, self._memory, backend, terms, self._progress, self._tell, is_training=is_training
         )

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from duoka.collectives.arrays import Array
+from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.outcome import Outcome, Total
 
 
@@ -65,9 +66,7 @@ class Backend(ABC):
     @property
     def rate(self) -> Any:
         """The variable of the learning rate; None where a schedule makes it, or nothing is trained."""
-        optimizer = self.model.optimizer if self.is_training else None
-        found = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-        return found if isinstance(found, keras.Variable) else None
+        return rate_of(self.model.optimizer) if self.is_training else None
 
     model: Any
     is_training: bool

@@ -12,7 +12,7 @@ from keras import StatelessScope
 from duoka.collectives.arrays import Array
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.logs import metric_results, names_kept, split
+from duoka.frameworks.keras.logs import Logs, metric_results
 from duoka.frameworks.keras.outcome import Outcome, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables, state_for
@@ -30,8 +30,7 @@ class JaxBackend(Backend):
         self._seeds_at: list[int] = []
         self._moving_at: list[int] = []
         self._others_at: list[int] = []
-        self._log_names: list[str] = []
-        self._own_logs: list[str] = []
+        self._logs = Logs(model, tell)
         self._is_known = False
         self._gradient_function: Any = None
         self._count_function: Any = None
@@ -126,11 +125,10 @@ class JaxBackend(Backend):
                 reported, (_, after, counted) = self.model.test_step((weights, start, metrics), rows)
         pairs = zip(self.model.metrics_variables, counted, metrics, strict=True)
         updated = {id(variable) for variable, after, start in pairs if after is not start}
-        self._log_names, own = split(reported, names_kept(self.model, self._results(counted), updated), self._tell)
-        self._own_logs = list(own)
+        own = self._logs.learn(reported, self._results(counted), updated)
         counted = [after - start for after, start in zip(counted, metrics, strict=True)]
         gradients = recorder.gradients or []
-        return gradients, list(after), counted, list(own.values()), list(self._terms.denominators)
+        return gradients, list(after), counted, own, list(self._terms.denominators)
 
     def _compute(self, *given: Any) -> tuple[list[Any], ...]:
         gradients, after, counted, own, _ = self._run(*given)
@@ -164,13 +162,11 @@ class JaxBackend(Backend):
         for position, value in zip((*self._moving_at, *self._others_at), (*moving, *others), strict=True):
             other[position] = value
         self._state = (weights, other, optimizer, metrics)
-        own = dict(zip(self._own_logs, total.parts(total.flats)[2], strict=True)) if self._own_logs else {}
-        return {name: own[name] if name in own else results[name] for name in self._log_names}
+        return self._logs.assemble(results, total.parts(total.flats)[2] if self._logs.own else [])
 
     def _apply(self, total: Total, weights: Any, optimizer: Any, metrics: Any, flats: Any) -> Any:
         gradients, moving, _, added = total.parts(flats, jax.numpy.reshape, jax.numpy.astype)
         if self.is_training and weights:
             weights, optimizer = self.model.optimizer.stateless_apply(optimizer, gradients, weights)
         metrics = [value + more for value, more in zip(metrics, added, strict=True)]
-        results = self._results(metrics)
-        return weights, optimizer, metrics, moving, {name: results[name] for name in self._log_names if name in results}
+        return weights, optimizer, metrics, moving, self._logs.pick(self._results(metrics))

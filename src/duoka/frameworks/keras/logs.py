@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras import ops
@@ -27,6 +27,30 @@ def names_kept(model: Any, results: dict[str, Any], updated: set[int]) -> set[st
     }
     idle = {metric.name for metric in model.metrics if not is_updated[id(metric)]}
     return set(results) - (idle - {metric.name for metric in model.metrics if is_updated[id(metric)]})
+
+
+class Logs:
+    """What a step reports, learned from one of its runs, or its tracing."""
+
+    def __init__(self, model: Any, tell: Callable[[str], None]) -> None:
+        self._model, self._tell = model, tell
+        self._names: list[str] = []
+        self.own: list[str] = []  # the names of numbers that no metric keeps
+
+    def learn(self, reported: Any, results: dict[str, Any], updated: set[int]) -> list[Any]:
+        """Gives the numbers that no metric keeps. For `results` and `updated` see `names_kept`."""
+        self._names, own = split(reported, names_kept(self._model, results, updated), self._tell)
+        self.own = list(own)
+        return list(own.values())
+
+    def pick(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Of all that metrics can tell, what is reported."""
+        return {name: results[name] for name in self._names if name in results and name not in self.own}
+
+    def assemble(self, results: dict[str, Any], own: Sequence[Any]) -> dict[str, Any]:
+        """The logs of a batch, in the step's order, from what the metrics tell and the numbers that none keeps."""
+        numbers = results | dict(zip(self.own, own, strict=True))
+        return {name: numbers[name] for name in self._names}
 
 
 def split(reported: Any, known: set[str], tell: Callable[[str], None]) -> tuple[list[str], dict[str, Any]]:

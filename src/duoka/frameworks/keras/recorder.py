@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import keras
-
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.applying import Applying
+from duoka.frameworks.keras.assignments import watching_assignments
 
 
 class NeedsWholeShares(BaseException):
@@ -34,14 +33,11 @@ class Recorder:
         shadow = {"apply": self._apply, "stateless_apply": self._stateless_apply}
         attributes = self._model.optimizer.__dict__ if self._is_training else {}
         attributes.update(shadow)
-        assign = keras.Variable._direct_assign
-        keras.Variable._direct_assign = lambda variable, value: self._assign(assign, variable, value)
         others = Applying(self._refuse_others)
         try:
-            with others.watching() if self._is_training else nullcontext():
+            with watching_assignments(self._see), others.watching() if self._is_training else nullcontext():
                 yield
         finally:
-            keras.Variable._direct_assign = assign
             for name in shadow:
                 attributes.pop(name, None)
         if self.gradients is None and self._is_training and self._model.trainable_variables:
@@ -68,7 +64,7 @@ class Recorder:
         """The model's own optimizer is shadowed, and does not come here."""
         raise NeedsWholeShares("it uses an optimizer that is not model.optimizer")
 
-    def _assign(self, assign: Any, variable: Any, value: Any) -> None:
+    def _see(self, variable: Any) -> None:
         is_metric = id(variable) in self._metric_ids
         if self._is_training and not is_metric:
             if self.gradients is not None:
@@ -79,4 +75,3 @@ class Recorder:
             self.counted.add(id(variable))
         else:
             self.changed[id(variable)] = variable
-        assign(variable, value)

@@ -11,8 +11,11 @@ import keras
 
 from duoka.collectives.arrays import Array
 from duoka.frameworks.keras.applying import Applying
+from duoka.frameworks.keras.assignments import watching_assignments
 from duoka.frameworks.keras.corrections import Corrections
 from duoka.frameworks.keras.host import Host
+from duoka.frameworks.keras.learning_rate import rate_of
+from duoka.frameworks.keras.logs import Logs
 from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.sync_batchnorm import synchronising
 from duoka.frameworks.keras.terms import Terms
@@ -26,8 +29,8 @@ class ShareBackend(ABC):
         self._is_synchronised = sync_batchnorm and not wire.is_alone
         self._terms = Terms()
         self._changed: dict[int, Any] = {}  # variables that the step itself assigns to, in this order
-        self._log_names: list[str] = []
-        self._own_logs: list[str] = []
+        self._updated: set[int] = set()  # ids of variables of metrics that its last run has assigned to
+        self._logs = Logs(model, tell)
 
     @abstractmethod
     def begin_batch(self, number: int, state: Any = None) -> None:
@@ -49,9 +52,14 @@ class ShareBackend(ABC):
     def state(self) -> Any:
         """What `fit` hands from one batch to the next: JAX's tuple; None where variables keep it."""
 
-    @abstractmethod
     def learning_rate(self) -> float | None:
         """The optimizer's, when it is a number that callbacks may change."""
+        rate = rate_of(self._model.optimizer)
+        return None if rate is None else float(keras.ops.convert_to_numpy(rate.value))
+
+    def read(self, batch: Any) -> Any:
+        """A global batch, in the form in which this backend cuts it up."""
+        return batch
 
     @abstractmethod
     def cut(self, batch: Any, rows: range) -> Any:
@@ -76,19 +84,17 @@ class ShareBackend(ABC):
 
     @contextmanager
     def _watching_changes(self, applying: Applying) -> Iterator[None]:
-        assign = keras.Variable._direct_assign
-        metric_ids = {id(variable) for variable in self._model.metrics_variables}
+        assigned: dict[int, Any] = {}
 
-        def watched(variable: Any, value: Any) -> None:
-            if not applying.is_inside and id(variable) not in metric_ids:
-                self._changed[id(variable)] = variable
-            assign(variable, value)
+        def see(variable: Any) -> None:
+            if not applying.is_inside:
+                assigned[id(variable)] = variable
 
-        keras.Variable._direct_assign = watched
-        try:
+        with watching_assignments(see):
             yield
-        finally:
-            keras.Variable._direct_assign = assign
+        metric_ids = {id(variable) for variable in self._model.metrics_variables}  # some are made by the first run
+        self._changed |= {key: variable for key, variable in assigned.items() if key not in metric_ids}
+        self._updated = assigned.keys() & metric_ids
 
     def _ask_correction(self, denominator: Any) -> Any:
         if self._wire.is_alone:

@@ -10,14 +10,13 @@ import tensorflow as tf
 from keras import tree
 
 from duoka.collectives.arrays import Array, as_array
-from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
-from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.logs import metric_results, names_kept, split
+from duoka.frameworks.keras.logs import Logs, metric_results
 from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.raw_variables import refuse_raw_variables
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
+from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
 from duoka.frameworks.keras.trackers import tracking
 
@@ -43,8 +42,7 @@ class TensorFlowBackend(Backend):
         # XLA makes an optimizer's many small operations one: 4.8 -> 1.6 ms for a small CNN with Nadam. It takes a
         # while to compile, the longer the more variables there are.
         self._is_compiled_by_us = is_training and len(model.trainable_variables) <= _FEW_VARIABLES
-        self._log_names: list[str] = []
-        self._own_logs: list[str] = []
+        self._logs = Logs(model, tell)
         self.moving: list[Any] = []
         self.others: list[Any] = []
 
@@ -57,23 +55,10 @@ class TensorFlowBackend(Backend):
         return None
 
     def read(self, batch: Any) -> Any:
-        """As arrays: to slice a tensor takes TensorFlow twenty times as long."""
-
-        def read_leaf(leaf: Any) -> Any:
-            if leaf is None or isinstance(leaf, tf.experimental.Optional):
-                return None
-            if not isinstance(leaf, (tf.Tensor, np.ndarray)):
-                raise MismatchError(
-                    f"A batch holds a {type(leaf).__name__}.",
-                    why="replicas take rows of arrays, and those of ragged or sparse ones cannot be taken yet.",
-                    do="let the dataset give dense tensors: tensor.to_tensor() or tf.sparse.to_dense.",
-                )
-            return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else as_array(leaf)
-
-        return tree.map_structure(read_leaf, batch)
+        return read(batch)
 
     def cut(self, batch: Any, rows: range) -> Any:
-        return cut(batch, rows, take=tf.convert_to_tensor)
+        return cut(batch, rows)
 
     # One replica.
 
@@ -155,14 +140,13 @@ class TensorFlowBackend(Backend):
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]
         self.others = [variable for variable in changed if not variable.value.dtype.is_floating]
-        self._log_names, own = split(reported, names_kept(model, metric_results(model), recorder.counted), self._tell)
-        self._own_logs = list(own)
+        own = self._logs.learn(reported, metric_results(model), recorder.counted)
         outcome = (
             self._describe_gradients(recorder),
             [tf.identity(variable.value) for variable in self.moving],
             [tf.identity(variable.value) for variable in self.others],
             [variable.value - start for variable, start in zip(metrics, starts, strict=True)],
-            list(own.values()),
+            own,
             [] if self.rate is None else [tf.identity(self.rate.value)],
         )
         counts = [tf.convert_to_tensor(count, tf.float32) for count in self._terms.denominators]
@@ -170,18 +154,12 @@ class TensorFlowBackend(Backend):
             variable.value.assign(before[id(variable)])
         return counts if is_counting else outcome
 
-    def _has_rows(self, gradient: Any) -> bool:
-        """Slices that come from the rows of a batch, whose number a graph does not know; not those of positions."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return False
-        return self.model.run_eagerly or gradient.indices.shape[0] is None
-
     def _describe_gradients(self, recorder: Recorder) -> list[Any]:
         gradients = recorder.gradients or []
         self._variables = recorder.variables
         self._positions = [position for position, gradient in enumerate(gradients) if gradient is not None]
         present = [gradients[position] for position in self._positions]
-        self._is_sparse = [self._has_rows(gradient) for gradient in present]
+        self._is_sparse = [has_rows(gradient, is_eager=self.model.run_eagerly) for gradient in present]
         return [
             [tf.cast(gradient.indices, tf.int64), gradient.values] if is_sparse else tf.convert_to_tensor(gradient)
             for gradient, is_sparse in zip(present, self._is_sparse, strict=True)
@@ -207,8 +185,7 @@ class TensorFlowBackend(Backend):
             self._is_compiled_by_us = False
             self._apply_function = self._compile_apply(total, given)
             results = self._apply_function(*given)
-        own = dict(zip(self._own_logs, total.parts(total.flats)[2], strict=True)) if self._own_logs else {}
-        return {name: own[name] if name in own else results[name] for name in self._log_names}
+        return self._logs.assemble(results, total.parts(total.flats)[2] if self._logs.own else [])
 
     def _compile_apply(self, total: Total, given: Sequence[Any]) -> _Flat:
         flats, slices, others = given
@@ -242,8 +219,7 @@ class TensorFlowBackend(Backend):
                 full[position] = next(dense)
         if self.is_training and self._variables:
             self.model.optimizer.apply(full, self._variables)
-        results = metric_results(self.model)
-        return {name: results[name] for name in self._log_names if name in results}
+        return self._logs.pick(metric_results(self.model))
 
 
 class _Flat:

@@ -15,7 +15,7 @@ from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.logs import metric_results, names_kept, split
+from duoka.frameworks.keras.logs import Logs, metric_results
 from duoka.frameworks.keras.outcome import Outcome, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
@@ -34,8 +34,7 @@ class TorchBackend(Backend):
         self._state_variables: list[Any] = []
         self._variables: list[Any] = []
         self._positions: list[int] | None = None
-        self._log_names: list[str] = []
-        self._own_logs: list[str] = []
+        self._logs = Logs(model, tell)
         self.moving: list[Any] = []
         self.others: list[Any] = []
         if model.jit_compile:
@@ -115,10 +114,7 @@ class TorchBackend(Backend):
             changed = [variable for variable in self._state_variables if id(variable) in recorder.changed]
             self.moving = [variable for variable in changed if variable.value.is_floating_point()]
             self.others = [variable for variable in changed if not variable.value.is_floating_point()]
-            self._log_names, own = split(
-                reported, names_kept(self.model, metric_results(self.model), recorder.counted), self._tell
-            )
-            self._own_logs = list(own)
+            self._logs.learn(reported, metric_results(self.model), recorder.counted)
         if [id(variable) for variable in recorder.variables] != [id(variable) for variable in self._variables]:
             raise MismatchError(
                 "The step trains other variables than it did before.",
@@ -147,7 +143,7 @@ class TorchBackend(Backend):
             [_array(variable.value).copy() for variable in self.moving],
             [_array(variable.value).copy() for variable in self.others],
             [_array(variable.value - variable.value.new_tensor(start)) for variable in self.model.metrics_variables],
-            [np.asarray(_number(reported[name]), np.float32) for name in self._own_logs],
+            [np.asarray(_number(reported[name]), np.float32) for name in self._logs.own],
             None if self.rate is None else float(self.rate.value),
         )
 
@@ -166,8 +162,7 @@ class TorchBackend(Backend):
             if self.is_training and self._variables:
                 self.model.optimizer.apply(full, self._variables)
             results = metric_results(self.model)
-        own = dict(zip(self._own_logs, logs, strict=True))
-        return {name: own[name] if name in own else results[name] for name in self._log_names}
+        return self._logs.assemble(results, logs)
 
 
 class _AllCounted(Exception):

@@ -6,18 +6,17 @@ gradients, or apply more than once, and those that normalise with the statistics
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.data.shares import STAND_IN_ROWS, share
 from duoka.errors import MismatchError
+from duoka.frameworks.keras.backends import load_share_backend
 from duoka.frameworks.keras.data import count_rows, digest
 from duoka.frameworks.keras.note import Note, compare
 from duoka.frameworks.keras.outcome import Outcome
@@ -26,12 +25,6 @@ from duoka.frameworks.keras.steps import Progress
 from duoka.frameworks.keras.transfer import digest_of
 from duoka.frameworks.keras.wire import Wire
 from duoka.topology.placement import place
-
-_BACKENDS = {
-    "tensorflow": ("whole_share_tensorflow", "TensorFlowShare"),
-    "jax": ("whole_share_jax", "JaxShare"),
-    "torch": ("whole_share_torch", "TorchShare"),
-}
 
 
 class WholeShareSteps:
@@ -45,11 +38,9 @@ class WholeShareSteps:
         reason: str,
         sync_batchnorm: bool,
     ) -> None:
-        module, kind = _BACKENDS[keras.backend.backend()]
         self._collective, self._progress, self._tell = collective, progress, tell
         self._wire = Wire(collective)
-        backend_class = getattr(importlib.import_module(f"duoka.frameworks.keras.{module}"), kind)
-        self._backend: ShareBackend = backend_class(model, self._wire, tell, sync_batchnorm=sync_batchnorm)
+        self._backend: ShareBackend = load_share_backend()(model, self._wire, tell, sync_batchnorm=sync_batchnorm)
         tell(
             f"the train_step of {type(model).__name__} runs in whole-share mode, because {reason}: each worker's rows"
             " are one batch, and gradients are exchanged at each apply; numbers as one device where nothing else mixes"
@@ -67,6 +58,7 @@ class WholeShareSteps:
         backend, replicas = self._backend, self._collective.replicas
         backend.begin_batch(self._progress.batch, state)
         self._progress.batch += 1
+        batch = backend.read(batch)
         total_rows = self._progress.rows = count_rows(batch)
         first, last = (share(total_rows, self._collective.num_replicas, at) for at in (replicas[0], replicas[-1]))
         num_rows = last.stop - first.start

@@ -12,7 +12,8 @@ from keras import StatelessScope
 from duoka.collectives.arrays import Array
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.host_jax import JaxHost
-from duoka.frameworks.keras.logs import metric_results, split
+from duoka.frameworks.keras.learning_rate import rate_of
+from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
@@ -42,7 +43,7 @@ class JaxShare(ShareBackend):
         return self._state
 
     def learning_rate(self) -> float | None:
-        rate = getattr(self._model.optimizer, "_learning_rate", None)
+        rate = rate_of(self._model.optimizer)
         for variable, value in zip(self._model.optimizer.variables, self._state[2], strict=True):
             if variable is rate:
                 return float(value)
@@ -87,15 +88,17 @@ class JaxShare(ShareBackend):
         return [position for position in sorted(self._changed_at) if position not in moving]
 
     def _step(self, weights: Any, other: Any, optimizer: Any, metrics: Any, factor: Any, rows: Any) -> Any:
+        metrics = list(map(jax.numpy.asarray, metrics))  # Keras hands on what is an array of JAX already
         with self._exchanging(factor):
             state = (weights, other, optimizer, metrics)
             reported, (weights, after, optimizer, counted) = self._model.train_step(state, rows)
         # What comes out as it went in is not compared between workers.
         self._changed_at |= {n for n, (old, new) in enumerate(zip(other, after, strict=True)) if new is not old}
         self._changed_at -= set(self._seeds_at)
-        self._log_names, own = split(reported, set(self._results(counted)), self._tell)
-        self._own_logs = list(own)
-        return list(weights), list(after), list(optimizer), list(counted), list(own.values())
+        pairs = zip(self._model.metrics_variables, metrics, counted, strict=True)
+        updated = {id(variable) for variable, old, new in pairs if new is not old}
+        own = self._logs.learn(reported, self._results(counted), updated)
+        return list(weights), list(after), list(optimizer), list(counted), own
 
     def _results(self, metrics: Sequence[Any]) -> dict[str, Any]:
         mapping = list(zip(self._model.metrics_variables, metrics, strict=True))
@@ -109,10 +112,8 @@ class JaxShare(ShareBackend):
                 other[positions[place]] = jax.device_put(value)
         metrics, results = self._finish_function(metrics, total.metrics)
         self._state = (weights, other, optimizer, metrics)
-        own = dict(zip(self._own_logs, total.logs, strict=True))
-        return {name: own[name] if name in own else results[name] for name in self._log_names}
+        return self._logs.assemble(results, total.logs)
 
     def _finish(self, metrics: Sequence[Any], added: Sequence[Any]) -> Any:
         metrics = [value + more for value, more in zip(metrics, added, strict=True)]
-        results = self._results(metrics)
-        return metrics, {name: results[name] for name in self._log_names if name in results}
+        return metrics, self._logs.pick(self._results(metrics))

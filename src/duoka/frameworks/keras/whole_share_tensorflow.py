@@ -12,10 +12,11 @@ from keras import tree
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
-from duoka.frameworks.keras.logs import metric_results, split
+from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
+from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
 from duoka.frameworks.keras.wire import Wire
 
 
@@ -42,12 +43,11 @@ class TensorFlowShare(ShareBackend):
     def state(self) -> Any:
         return None
 
-    def learning_rate(self) -> float | None:
-        rate: Any = getattr(self._model.optimizer, "_learning_rate", None)
-        return float(rate.numpy()) if hasattr(rate, "numpy") else None
+    def read(self, batch: Any) -> Any:
+        return read(batch)
 
     def cut(self, batch: Any, rows: range) -> Any:
-        return tree.map_structure(lambda leaf: None if _is_none(leaf) else leaf[rows.start : rows.stop], batch)
+        return cut(batch, rows)
 
     def compute(self, rows: Any, replica: int, factor: float) -> Outcome:
         metrics = self._model.metrics_variables
@@ -57,7 +57,7 @@ class TensorFlowShare(ShareBackend):
             seed.value.assign(state_for(start, replica))
         for variable in metrics:
             variable.value.assign(tf.zeros_like(variable.value))
-        leaves = [tf.convert_to_tensor(leaf) for leaf in tree.flatten(rows) if not _is_none(leaf)]
+        leaves = [tf.convert_to_tensor(leaf) for leaf in tree.flatten(rows) if leaf is not None]
         function = self._function_for(rows, leaves)
         try:
             logs = function(leaves, tf.constant(factor, tf.float32))
@@ -93,7 +93,7 @@ class TensorFlowShare(ShareBackend):
 
     def _function_for(self, rows: Any, leaves: Sequence[Any]) -> Callable[..., Any]:
         """For any number of rows, as `fit` compiles it: Keras counts losses differently where it knows the number."""
-        structure = tree.map_structure(lambda leaf: None if _is_none(leaf) else 0, rows)
+        structure = tree.map_structure(lambda leaf: None if leaf is None else 0, rows)
         specs = [tf.TensorSpec([None, *leaf.shape[1:]] if len(leaf.shape) else [], leaf.dtype) for leaf in leaves]
         key = f"{structure} {specs}"
         if key not in self._functions:
@@ -118,17 +118,18 @@ class TensorFlowShare(ShareBackend):
     def _step(self, data: Any, factor: Any) -> list[Any]:
         with self._exchanging(factor):
             reported = self._model.train_step(data)
-        self._log_names, own = split(reported, set(metric_results(self._model)), self._tell)
-        self._own_logs = list(own)
-        return list(own.values())
+        return self._logs.learn(reported, metric_results(self._model), self._updated)
 
     def _exchange(self, gradients: list[Any]) -> list[Any]:
-        """IndexedSlices apart from the others: they are put behind each other, not added up."""
+        """Slices of rows apart from the others: they are put behind each other, not added up."""
         if self._wire.is_alone:
             return gradients
-        is_sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+        is_sparse = [has_rows(gradient, is_eager=self._model.run_eagerly) for gradient in gradients]
         dense = super()._exchange(
-            [None if sparse else gradient for gradient, sparse in zip(gradients, is_sparse, strict=True)]
+            [
+                None if sparse or gradient is None else tf.convert_to_tensor(gradient)
+                for gradient, sparse in zip(gradients, is_sparse, strict=True)
+            ]
         )
         return [
             self._gather(gradient) if sparse else exchanged
@@ -149,23 +150,17 @@ class TensorFlowShare(ShareBackend):
             finish = self._finish
             self._finish_function = finish if self._model.run_eagerly else tf.function(finish, autograph=False)
         results = self._finish_function(counted)
-        own = dict(zip(self._own_logs, total.logs, strict=True))
-        return {name: own[name] if name in own else results[name] for name in self._log_names}
+        return self._logs.assemble(results, total.logs)
 
     def _finish(self, counted: Sequence[Any]) -> dict[str, Any]:
         for variable, value in zip(self._model.metrics_variables, counted, strict=True):
             variable.value.assign(value)
-        results = metric_results(self._model)
-        return {name: results[name] for name in self._log_names if name in results}
+        return self._logs.pick(metric_results(self._model))
 
 
 def _asks_for_compiler(model: Any) -> bool:
     """Whether jit_compile=True was the user's choice, not what "auto" comes to on a card."""
     return bool(model.jit_compile) and not tf.config.list_physical_devices("GPU")
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, tf.experimental.Optional)
 
 
 def _array(variable: Any) -> Array:

@@ -13,7 +13,7 @@ from duoka.collectives.arrays import Array, as_array
 from duoka.data.seeds import derive
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.host_torch import TorchHost
-from duoka.frameworks.keras.logs import metric_results, split
+from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
@@ -38,10 +38,6 @@ class TorchShare(ShareBackend):
     def state(self) -> Any:
         return None
 
-    def learning_rate(self) -> float | None:
-        rate: Any = getattr(self._model.optimizer, "_learning_rate", None)
-        return float(rate.value) if hasattr(rate, "value") else None
-
     def cut(self, batch: Any, rows: range) -> Any:
         """Copies: on PyTorch Keras multiplies sample weights by masks in place."""
         return cut(batch, rows, take=copy.deepcopy)
@@ -61,14 +57,13 @@ class TorchShare(ShareBackend):
             raise
         finally:
             _assign(self._seeds, bring_back_seeds(starts, [_array(seed) for seed in self._seeds]))
-        self._log_names, own = split(reported, set(metric_results(self._model)), self._tell)
-        self._own_logs = list(own)
+        own = self._logs.learn(reported, metric_results(self._model), self._updated)
         return Outcome(
             [],
             [_array(variable) for variable in self._moving],
             [_array(variable) for variable in self._others],
             [_array(variable) for variable in self._model.metrics_variables],
-            [np.asarray(float(value.detach()), np.float32) for value in own.values()],
+            [np.asarray(float(value.detach()), np.float32) for value in own],
         )
 
     @property
@@ -91,8 +86,7 @@ class TorchShare(ShareBackend):
             for variable, old, added in zip(self._model.metrics_variables, self._counted, total.metrics, strict=True):
                 variable.value.copy_(old + torch.as_tensor(added, device=old.device))
             results = metric_results(self._model)
-        own = dict(zip(self._own_logs, total.logs, strict=True))
-        return {name: own[name] if name in own else results[name] for name in self._log_names}
+        return self._logs.assemble(results, total.logs)
 
 
 def _array(variable: Any) -> Array:
