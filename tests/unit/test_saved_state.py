@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duoka.checkpoint.atomic import write_atomically
+from duoka.checkpoint.atomic import write_atomically, write_atomically_by_name
 from duoka.checkpoint.codec import NumpyCodec
 from duoka.checkpoint.files import load_state, save_state
 from duoka.errors import CheckpointError
@@ -327,6 +327,42 @@ def test_an_error_half_way_leaves_the_old_file_and_nothing_else(tmp_path, monkey
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]
     write_atomically(str(path), lambda file: file.write(b"new"))
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_made_by_name_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "model.weights.h5"
+    path.write_text("old")
+    path.chmod(0o640)
+
+    def fail(name):
+        assert name.endswith(".weights.h5") and os.path.dirname(name) == str(tmp_path)
+        Path(name).write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_atomically_by_name(str(path), fail)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == [path.name]
+    assert write_atomically_by_name(str(path), lambda name: Path(name).write_text("newer")) == 5
+    assert path.read_text() == "newer" and os.listdir(tmp_path) == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_folder_made_by_name_takes_the_place_of_the_old_one(tmp_path):
+    path = tmp_path / "exported"
+
+    def make(name, *, fails=False):
+        Path(name, "inside").mkdir(parents=True)
+        Path(name, "inside", "file").write_text("new")
+        if fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    for _ in range(2):
+        write_atomically_by_name(str(path), make)
+        (path / "more").write_text("")
+    with pytest.raises(OSError, match="No space"):
+        write_atomically_by_name(str(path), lambda name: make(name, fails=True))
+    assert sorted(os.listdir(path)) == ["inside", "more"] and os.listdir(tmp_path) == ["exported"]
+    assert (path / "inside" / "file").read_text() == "new"
 
 
 def test_a_full_disk_is_an_error_that_says_so(tmp_path, monkeypatch):

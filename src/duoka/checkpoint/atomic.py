@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+Result = TypeVar("Result")
 
 # What a file system answers that cannot make files without a name.
 _NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
@@ -46,6 +49,58 @@ def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_atomically_by_name(path: str, write: Callable[[str], Result]) -> Result:
+    """The same, where `write` wants the name of a file, or of a folder, to make; it gets one beside `path`.
+
+    The name has the same endings, which say what kind of file it is. A killed process leaves it behind. A folder takes
+    the place of an old one in two steps: between them neither is there.
+    """
+    path = os.path.realpath(path)
+    directory, name = os.path.split(path)
+    partial = os.path.join(directory, f".{secrets.token_hex(6)}.partial-{name}")
+    try:
+        result = write(partial)
+        if os.path.isdir(partial):
+            _put_folder(partial, path)
+        else:
+            mode = _mode_of(path)
+            if mode is not None:
+                os.chmod(partial, mode)
+            _flush(partial)
+            os.replace(partial, path)
+        _flush(directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+    return result
+
+
+def _put_folder(partial: str, path: str) -> None:
+    for folder, _, names in os.walk(partial):
+        for name in names:
+            _flush(os.path.join(folder, name))
+        _flush(folder)
+    if not os.path.isdir(path):
+        os.rename(partial, path)
+        return
+    directory, name = os.path.split(path)
+    old = os.path.join(directory, f".{secrets.token_hex(6)}.old-{name}")
+    os.rename(path, old)
+    os.rename(partial, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: str) -> None:
+    """Until it is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _mode_of(path: str) -> int | None:

@@ -8,19 +8,17 @@ from __future__ import annotations
 import inspect
 import io
 import os
-import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from keras.src.utils import file_utils, io_utils
 
+from duoka.checkpoint.atomic import write_atomically_by_name
 from duoka.errors import CheckpointError
 
 Save = Callable[..., Any]
-Write = Callable[[str], Any]
 
 
 def save_once(save: Save, is_main: Callable[[], bool], *, makes_folders: bool = False) -> Save:
@@ -42,7 +40,9 @@ def save_once(save: Save, is_main: Callable[[], bool], *, makes_folders: bool = 
         with _explaining(filepath):
             if makes_folders:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-            return write_whole(path, lambda partial: _save_to(partial, filepath, lambda: save(partial, **options)))
+            return write_atomically_by_name(
+                path, lambda partial: _save_to(partial, filepath, lambda: save(partial, **options))
+            )
 
     return run
 
@@ -75,33 +75,6 @@ def _save_to(partial: str, path: Any, save: Callable[[], Any]) -> Any:
         sys.stdout.write(said.getvalue().replace(partial, str(path)))
 
 
-def write_whole(path: str, write: Write) -> Any:
-    """Let `write` make a file or a folder beside `path`, and put it in its place once it is on the disk.
-
-    The new one has the same endings, which say what kind of file it is. A folder takes the place of an old one in
-    two steps: between them neither is there.
-    """
-    folder, name = os.path.split(path)
-    partial = os.path.join(folder, f".{secrets.token_hex(6)}.partial-{name}")
-    try:
-        result = write(partial)
-        _flush(partial)
-        if os.path.isdir(partial) and os.path.isdir(path):
-            old = os.path.join(folder, f".{secrets.token_hex(6)}.old-{name}")
-            os.rename(path, old)
-            os.rename(partial, path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            with suppress(FileNotFoundError):
-                os.chmod(partial, os.stat(path).st_mode & 0o7777)
-            os.replace(partial, path)
-        _flush_one(folder)
-    except BaseException:
-        _remove(partial)
-        raise
-    return result
-
-
 @contextmanager
 def _explaining(path: Any) -> Iterator[None]:
     try:
@@ -114,27 +87,3 @@ def _explaining(path: Any) -> Iterator[None]:
             why=f"there is no folder {folder}." if is_missing else f"{error.strerror or error}.",
             do="make the folder first." if is_missing else "make room, or choose another place; the old file is there.",
         ) from error
-
-
-def _flush(path: str) -> None:
-    """Until it is on the disk."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            _flush_one(os.path.join(folder, name))
-        _flush_one(folder)
-    if not os.path.isdir(path):
-        _flush_one(path)
-
-
-def _flush_one(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(path: str) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        os.unlink(path)
