@@ -13,6 +13,7 @@ from duoka.collectives.arrays import Array, as_array
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.agreement import hear_all
+from duoka.frameworks.structure import raise_difference
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -29,20 +30,21 @@ def agree_on_start(model: Any, collective: Collective) -> None:
         return
     variables = variables_of(model)
     values = [_read(variable) for variable in variables]
-    lines = "\n".join(f"{tuple(variable.shape)} {variable.dtype}" for variable in variables)
-    kinds = hashlib.sha256(lines.encode()).digest()
+    lines = [f"{variable.path}: {tuple(variable.shape)} {variable.dtype}" for variable in variables]
+    kinds = hashlib.sha256("\n".join(map(_without_name, lines)).encode()).digest()
     content = np.array([zlib.crc32(_bytes_of(value).data) for value in values], np.uint32).tobytes()
     notes = hear_all(
         collective, kinds + hashlib.sha256(content).digest(), "of the variables at the start of a training"
     )
     if len({note[: len(kinds)] for note in notes}) > 1:
-        raise MismatchError(
-            f"The workers built different models: here it has {len(variables)} variables.",
-            why="the script made choices that differ between workers.",
-            do="build the model from the same arguments on every worker.",
-        )
+        raise_difference(lines, collective, compared=_without_name)
     if len(set(notes)) > 1:
         _copy_from_first(variables, values, collective)
+
+
+def _without_name(line: str) -> str:
+    """A worker that has built other models before has counted on: dense_3 there may be dense here."""
+    return line.rpartition(": ")[2]
 
 
 def _copy_from_first(variables: list[Any], values: list[Array], collective: Collective) -> None:

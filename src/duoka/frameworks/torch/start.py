@@ -10,6 +10,7 @@ from torch import nn
 
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
+from duoka.frameworks.structure import raise_difference
 
 
 def check_devices(model: nn.Module, device: torch.device) -> None:
@@ -41,25 +42,8 @@ def _compare(model: nn.Module, collective: Collective) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     lines = [f"{name}: {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
-    local = len(collective.replicas)
-    if len({bytes(part) for part in collective.all_gather([digest] * local)}) == 1:
-        return
-    text = np.frombuffer("\n".join(lines).encode(), np.uint8)
-    structures = [bytes(part).decode().split("\n") for part in collective.all_gather([text] * local)]
-    for replica, other in enumerate(structures):
-        for ours, theirs in zip(structures[0], other, strict=False):
-            if ours != theirs:
-                raise _difference(f"{ours!r} on worker 0, {theirs!r} on worker {collective.placement.owner(replica)}")
-        if len(other) != len(structures[0]):
-            raise _difference(f"{len(structures[0])} tensors on worker 0, {len(other)} on another")
-
-
-def _difference(text: str) -> MismatchError:
-    return MismatchError(
-        f"The workers built different models: {text}.",
-        why="the script made choices that differ between workers.",
-        do="build the model from the same arguments on every worker.",
-    )
+    if len({bytes(part) for part in collective.all_gather([digest] * len(collective.replicas))}) > 1:
+        raise_difference(lines, collective)
 
 
 def _copy_from_first(tensor: torch.Tensor, collective: Collective) -> None:
