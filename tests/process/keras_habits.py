@@ -8,14 +8,11 @@ run, in the ordinary way, and compares.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -24,60 +21,15 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import keras
 import numpy as np
 from keras import layers
+from keras_data import data
+from keras_habitual import Hook, compiled, digest, make, numbers
+from keras_misuse import misuse
+from keras_pieces import SCENARIOS, scenario
 
 import duoka
 
-SCENARIOS: dict[str, Callable] = {}
 FOLDER = Path(sys.argv[1])
 KINDS = keras.callbacks
-
-
-def scenario(function: Callable) -> Callable:
-    SCENARIOS[function.__name__] = function
-    return function
-
-
-def numbers(rows: int = 33):
-    generator = np.random.default_rng(5)
-    return generator.standard_normal((rows, 6)).astype("float32"), generator.integers(0, 3, rows)
-
-
-def make(*extra) -> keras.Model:
-    keras.utils.set_random_seed(7)
-    return compiled(keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="relu"), *extra, layers.Dense(3)]))
-
-
-def compiled(model: keras.Model) -> keras.Model:
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-    return model
-
-
-def digest(model) -> str:
-    state = hashlib.sha256()
-    for variable in [*model.variables, *model.optimizer.variables]:
-        state.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
-    return state.hexdigest()[:16]
-
-
-def distance(model, other) -> float:
-    """max|a - b| / max|b| over weights; with the history, if they have one."""
-    pairs = [
-        (keras.ops.convert_to_numpy(a.value), keras.ops.convert_to_numpy(b.value))
-        for a, b in zip(model.trainable_variables, other.trainable_variables, strict=True)
-    ]
-    pairs += [
-        (np.array(values), np.array(other.history.history[name])) for name, values in model.history.history.items()
-    ]
-    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-12)) for a, b in pairs)
-
-
-class Hook(KINDS.Callback):
-    """One hook of the user's own."""
-
-    def __init__(self, name: str, function: Callable):
-        super().__init__()
-        setattr(self, name, lambda *args, **_: function(self, *args))
 
 
 # Callbacks.
@@ -359,180 +311,8 @@ def scopes(strategy):
     return {"digests": digests, "plain": plain, "steps": strategy.step - start, "unbuilt": digest(unbuilt)}
 
 
-# Data.
-
-
-def arrays(rows=33):
-    x, y = numbers(rows)
-    return {"x": x, "y": y, "batch_size": 10}
-
-
-def arrays_split():
-    return arrays(40) | {"validation_split": 0.2, "class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
-
-
-def arrays_from_the_third_epoch():
-    return arrays() | {"initial_epoch": 2, "epochs": 4, "validation_data": arrays_as_tf_dataset(shuffle=False)["x"]}
-
-
-def arrays_as_tf_dataset(shuffle=True):
-    import tensorflow as tf
-
-    dataset = tf.data.Dataset.from_tensor_slices(numbers())
-    return {"x": (dataset.shuffle(100) if shuffle else dataset).batch(10)}
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        x, y = numbers()
-        return x[index * 10 : index * 10 + 10], y[index * 10 : index * 10 + 10]
-
-
-def py_dataset():
-    return {"x": Batches()}
-
-
-def torch_loader():
-    import torch
-
-    torch.manual_seed(11)  # Keras does so only where it runs on PyTorch
-    x, y = numbers()
-    dataset = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
-    return {"x": torch.utils.data.DataLoader(dataset, batch_size=10, shuffle=True)}
-
-
-def generator_that_ends_early():
-    def batches():
-        x, y = numbers()
-        for start in range(0, 33, 10):
-            yield x[start : start + 10], y[start : start + 10]
-
-    return {"x": batches(), "steps_per_epoch": 3}
-
-
-def fewer_rows_than_replicas():
-    return arrays(1)
-
-
-def last_batch_of_one():
-    return arrays(31) | {"shuffle": False}
-
-
-def some_steps():
-    return arrays() | {"steps_per_epoch": 2, "epochs": 4}
-
-
-SOURCES = (
-    arrays,
-    arrays_split,
-    arrays_from_the_third_epoch,
-    arrays_as_tf_dataset,
-    py_dataset,
-    torch_loader,
-    generator_that_ends_early,
-    fewer_rows_than_replicas,
-    last_batch_of_one,
-    some_steps,
-)
-
-
-@scenario
-def data(strategy):
-    """Each is trained on as one device does, in its order, and ends with the same bits on all workers."""
-    facts = {}
-    for source in SOURCES:
-        ends = []
-        for prepare in (strategy.prepare, lambda model: model):
-            model = prepare(make())
-            keras.utils.set_random_seed(11)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                model.fit(**({"epochs": 2, "verbose": 0} | source()))
-            ends.append(model)
-        facts[source.__name__] = [distance(*ends), digest(ends[0]), len(ends[0].history.epoch)]
-    return facts
-
-
-# What does not fit: an error on all workers, which can go on.
-
-
-@scenario
-def misuse(strategy):
-    x, y = numbers()
-    errors = {}
-
-    def expect(name, function, kind=duoka.errors.MismatchError):
-        try:
-            function()
-            errors[name] = "nothing"
-        except kind as error:
-            errors[name] = str(error)
-
-    options = {"batch_size": 10, "verbose": 0}
-
-    def shuffle_differently():
-        order = np.random.default_rng().permutation(33)
-        strategy.prepare(make()).fit(x[order], y[order], **options)
-
-    def shuffle_a_stream_differently():
-        def batches():
-            order = np.random.default_rng().permutation(33)
-            yield x[order], y[order]
-
-        strategy.prepare(make()).fit(batches(), verbose=0)
-
-    def set_the_rate_on_one_worker():
-        model = strategy.prepare(make())
-
-        def set_rate(callback, *args):
-            callback.model.optimizer.learning_rate = 0.1 + strategy.worker
-
-        model.fit(x, y, callbacks=[Hook("on_train_batch_end", set_rate)], **options)
-
-    def rows_that_do_not_fit():
-        def batches():
-            yield x[:10], y[:10]
-            yield x[:10], y[:9]
-
-        strategy.prepare(make()).fit(batches(), verbose=0)
-
-    def scope_in_a_scope():
-        with strategy.scope(), duoka.Mirrored(devices=2).scope():
-            pass
-
-    def prepare_in_the_middle():
-        make().fit(x, y, callbacks=[Hook("on_train_begin", lambda c, *_: strategy.prepare(c.model))], **options)
-
-    def state_of_rows():
-        rnn = layers.SimpleRNN(4, stateful=True)
-        model = keras.Sequential([keras.Input((3, 2), batch_size=10), layers.Bidirectional(rnn), layers.Dense(3)])
-        strategy.prepare(compiled(model)).fit(x[:30].reshape(30, 3, 2), y[:30], **options)
-
-    def function_of_its_own():
-        class Mine(keras.Sequential):
-            def make_train_function(self, force=False):
-                return super().make_train_function(force)
-
-        with strategy.scope():
-            Mine([layers.Dense(3)])
-
-    for function in (
-        shuffle_differently,
-        shuffle_a_stream_differently,
-        set_the_rate_on_one_worker,
-        rows_that_do_not_fit,
-        scope_in_a_scope,
-        prepare_in_the_middle,
-        state_of_rows,
-        function_of_its_own,
-    ):
-        expect(function.__name__, function)
-    model = strategy.prepare(make())
-    model.fit(x, y, **options)
-    return {"errors": errors, "after": digest(model)}
+scenario(data)
+scenario(misuse)
 
 
 def main() -> None:

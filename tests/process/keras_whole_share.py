@@ -12,6 +12,9 @@ import os
 import signal
 import sys
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
 import keras
 import numpy as np
 from keras import layers, ops

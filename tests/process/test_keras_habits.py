@@ -186,6 +186,7 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         "prepare_in_the_middle": "is under way",
         "state_of_rows": "has stateful=True",
         "function_of_its_own": "Mine overrides make_train_function",
+        "models_that_differ": "kernel: (8, 4) float32' on worker 0, ",
     }.items():
         for errors in (main["errors"], other["errors"]):
             assert words in errors[name], name
