@@ -101,6 +101,10 @@ class Collective(ABC):
         """Memory for the next exchange, shared with other sizes: for numbers whose size changes."""
 
     @abstractmethod
+    def common(self, nbytes: int) -> Array:
+        """Bytes that all workers see, handed out once. Who writes them, and when, is agreed upon by other calls."""
+
+    @abstractmethod
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> Exchange:
         """Begin a step. Waits until everybody has taken the last result out of these buffers.
 

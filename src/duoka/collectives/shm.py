@@ -202,6 +202,10 @@ class SharedMemory(Collective):
             self._scratch[capacity, dtype, purpose] = self.buffer(capacity, dtype)
         return self._scratch[capacity, dtype, purpose].use(count)
 
+    def common(self, nbytes: int) -> Array:
+        self.check_usable()
+        return self._arena.reserve(nbytes, "what one worker hands to all").bytes[:nbytes]
+
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> SharedExchange:
         shared = [buffer for buffer in buffers if isinstance(buffer, SharedBuffer)]
         assert len(shared) == len(buffers), "buffers come from this collective's buffer()"

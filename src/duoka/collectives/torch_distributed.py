@@ -116,6 +116,9 @@ class TorchDistributed(Collective):
         """In the memory of the host, for programs that compute there: arrays, not tensors."""
         return self._control.scratch(count, dtype)
 
+    def common(self, nbytes: int) -> Array:
+        return self._control.common(nbytes)
+
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> Exchange:
         if all(isinstance(buffer, SharedBuffer) for buffer in buffers):
             return self._control.exchange(buffers, name, deadline_s)

@@ -30,10 +30,10 @@ def _is_known(name: str) -> bool:
 def read_header(header: bytes) -> Array:
     """An empty array of the type and shape that was announced."""
     fields = json.loads(header)
-    return np.empty(fields["shape"], _dtype(fields["dtype"]))
+    return np.empty(fields["shape"], read_dtype(fields["dtype"]))
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def read_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 

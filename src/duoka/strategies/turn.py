@@ -11,6 +11,7 @@ from duoka.collectives.collective import Collective
 from duoka.errors import CheckpointError, DuokaError, WorkerFailed
 
 _LONGEST_PART = 1200  # in bytes: three of them travel in one note
+_FAILED, _DONE = b"!", b"."
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -25,6 +26,7 @@ class Turn:
         self._collective = collective
         self._name = name
         self._exchange = collective.exchange([], name)
+        self.word = b""  # what the one who acts leaves for the others, up to 1000 bytes
 
     def is_mine(self) -> bool:
         """True: this worker acts now, inside `acting`. False: another one has; its failure is raised here."""
@@ -32,7 +34,10 @@ class Turn:
             for replica in self._exchange.missing:
                 self._exchange.deposit(replica)
             if self._exchange.commit(self._deadline_s):
-                self._raise_failure(self._exchange.notes[0])
+                mark, rest = self._exchange.notes[0][:1], self._exchange.notes[0][1:]
+                if mark == _FAILED:
+                    self._raise_failure(rest)
+                self.word = rest
                 return False
         return True
 
@@ -42,9 +47,9 @@ class Turn:
         try:
             yield
         except Exception as error:
-            self._finish(_write_failure(error))
+            self._finish(_FAILED + _write_failure(error))
             raise
-        self._finish(b"")
+        self._finish(_DONE + self.word)
 
     def _finish(self, note: bytes) -> None:
         while missing := self._exchange.missing:
@@ -53,8 +58,6 @@ class Turn:
             self._exchange.commit(self._deadline_s)
 
     def _raise_failure(self, note: bytes) -> None:
-        if not note:
-            return
         kind, what, why, do = json.loads(note)
         if kind == CheckpointError.__name__:
             raise CheckpointError(what, why=why, do=do)

@@ -20,6 +20,7 @@ from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.refusals import refuse_stateful_layers
 from duoka.frameworks.keras.saving import save_once
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables
+from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.source import naming, source_of
 from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.steps import Progress, Steps
@@ -106,7 +107,7 @@ class Attachment:
             arguments["callbacks"] = [*callbacks, *more]
         self._is_fitting = True
         try:
-            with naming(x), writing_once([*callbacks, *more], self._is_main):
+            with naming(x), writing_once([*callbacks, *more], self._is_main), self._sharing(x):
                 return type(self._model).fit(self._model, **arguments)
         finally:
             self._is_fitting = False
@@ -162,6 +163,12 @@ class Attachment:
         if len({note[1:] for note in notes}) > 1:
             take_states_from_first(self._collective, AT_THE_START)
         return (BatchVote if any(note[0] for note in notes) else EpochVote)(self._model, self._collective)
+
+    def _sharing(self, x: Any) -> AbstractContextManager[None]:
+        source = source_of(x)
+        if len(self._collective.workers) == 1 or not source.is_stream:
+            return nullcontext()
+        return SharedReading(self._collective, self._memory, source, self._tell).watching(x)
 
     def _bar(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
         has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)

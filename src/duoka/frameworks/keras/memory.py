@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from duoka.collectives.arena import round_to_pages
+from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Buffer, Collective
 from duoka.collectives.packing import Packing
 
@@ -13,6 +15,7 @@ from duoka.collectives.packing import Packing
 class Memory:
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
+        self.places: list[Array] = []  # two that all workers see, used in turn by one who writes
         self._buffers: dict[tuple[int, int, np.dtype[Any]], Buffer] = {}
 
     def buffers(self, packing: Packing) -> list[Buffer]:
@@ -23,3 +26,9 @@ class Memory:
                 self._buffers[key] = self._collective.buffer(count, dtype)
             found.append(self._buffers[key])
         return found
+
+    def make_room(self, nbytes: int) -> None:
+        """For so many bytes in each place, and some more: the next batch may be larger. All workers call it."""
+        half = round_to_pages(nbytes + nbytes // 4)
+        both = self._collective.common(2 * half)
+        self.places = [both[:half], both[half:]]

@@ -1,4 +1,4 @@
-"""Where the batches of a training come from: every worker reads them all, in the same order, and takes its rows."""
+"""Where the batches of a training come from: every worker sees them all, in the same order, and takes its rows."""
 
 from __future__ import annotations
 

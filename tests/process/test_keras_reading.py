@@ -1,0 +1,106 @@
+"""Streams that take long to read are read by one worker for all: the same batches, also when that one is killed."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.process.scripts import DUOKA_RUN, Ended, Run
+
+pytestmark = [pytest.mark.timeout(600)]
+SCRIPT = Path(__file__).parent / "keras_reading.py"
+# PyTorch starts fastest; the others are part of the full matrix. On three workers the reader is killed twice.
+CASES = [
+    pytest.param(("torch", 2), marks=[pytest.mark.torch]),
+    pytest.param(("torch", 3), marks=[pytest.mark.torch, pytest.mark.slow]),
+    pytest.param(("tensorflow", 3), marks=[pytest.mark.tensorflow, pytest.mark.slow]),
+    pytest.param(("jax", 3), marks=[pytest.mark.jax, pytest.mark.slow]),
+]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+@lru_cache
+def launch(backend: str, num_workers: int, *words: str) -> Ended:
+    directory = Path(tempfile.mkdtemp(prefix="duoka-reading"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    given = ["--devices", str(num_workers), "--replicas", "4", str(SCRIPT), *words]
+    run = Run(directory, [*DUOKA_RUN, *given], env=ONE_THREAD | {"KERAS_BACKEND": backend})
+    ended = run.finish(280, leaves=[""])  # the frameworks leave temporary files of their own
+    assert ended.code == 0, ended.err[-3000:]
+    return ended
+
+
+@dataclass(frozen=True)
+class Found:
+    backend: str
+    num_workers: int
+    alone: dict  # what one worker found
+    ended: Ended
+
+    @property
+    def facts(self) -> dict[int, dict]:
+        """Of each worker, until it was killed."""
+        return self.ended.facts()
+
+    def of_all(self, name: str, part: str) -> list:
+        return [self.facts[worker][name][part] for worker in range(self.num_workers)]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def found(request) -> Found:
+    backend, num_workers = request.param
+    alone = launch(backend, 1).facts()[0]
+    return Found(backend, num_workers, alone, launch(backend, num_workers, "--struck"))
+
+
+def test_the_bits_are_those_of_one_worker_whoever_reads(found):
+    assert found.ended.err.count("was ended by SIGKILL") == found.num_workers - 1
+    last = found.facts[found.num_workers - 1]
+    assert last.keys() == found.alone.keys()
+    for facts in found.facts.values():
+        for name in facts:
+            for part in ("sha256", "history"):
+                assert facts[name][part] == found.alone[name][part], name
+    assert last["quick_generator"]["sha256"] == last["slow_generator"]["sha256"], "read by all, and by one"
+
+
+def test_one_worker_reads_what_takes_long_and_the_others_stop(found):
+    for name in ("slow_generator", "slow_dataset"):
+        reader, *others = found.of_all(name, "read")
+        assert reader == found.alone[name]["read"], name
+        assert max(others) < reader, name
+    if found.backend == "torch":  # elsewhere steps are compiled while it is measured, or streams are read ahead
+        assert set(found.of_all("slow_generator", "read")[1:]) == {10}
+        assert set(found.of_all("quick_generator", "read")) == {39}
+    assert "% of a step: worker 0 reads for all from now on" in found.ended.err
+
+
+def test_what_streams_draw_from_global_generators_is_as_on_one_worker_afterwards(found):
+    if found.backend == "tensorflow":
+        pytest.skip("there threads read ahead and draw, on one worker, too")
+    assert found.of_all("slow_dataset", "drawn") == [found.alone["slow_dataset"]["drawn"]] * found.num_workers
+
+
+def test_an_error_of_the_stream_is_raised_by_the_reader_and_named_on_all_others(found):
+    assert all(found.of_all("broken_stream", "names"))
+    reader, *others = found.of_all("broken_stream", "error")
+    assert reader == found.alone["broken_stream"]["error"]
+    if found.backend == "torch":
+        assert set(others) == {"WorkerFailed"}
+
+
+def test_a_batch_that_cannot_be_shared_is_read_by_all(found):
+    if found.backend == "tensorflow":
+        pytest.skip("a generator has one structure there")
+    assert set(found.of_all("batch_that_cannot_be_shared", "read")) == {20}
+
+
+def test_whoever_reads_next_says_so(found):
+    said = [line for line in found.ended.said() if "the worker that read for all was lost" in line]
+    assert said[0].partition(": ")[2].startswith("worker 1 has read the")
