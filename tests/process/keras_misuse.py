@@ -73,7 +73,20 @@ def misuse(strategy):
         layer = layers.Dense(4 + strategy.worker)
         strategy.prepare(make(layer)).fit(x, y, **options)
 
+    def variable_of_tensorflow():
+        import tensorflow as tf
+
+        class Counting(keras.Sequential):
+            def train_step(self, data):
+                num_steps.assign_add(1)
+                return super().train_step(data)
+
+        num_steps = tf.Variable(0)
+        strategy.prepare(compiled(Counting([layers.Dense(3)]))).fit(x, y, **options)
+
+    backends_own = {"tensorflow": [variable_of_tensorflow]}.get(keras.backend.backend(), [])
     for function in (
+        *backends_own,
         shuffle_differently,
         shuffle_a_stream_differently,
         set_the_rate_on_one_worker,
