@@ -197,7 +197,7 @@ def reader_dies_in_a_later_epoch(strategy):
 
 
 def main() -> None:
-    strategy = duoka.Mirrored()
+    strategy = duoka.Mirrored(share_reading=True)
     facts = {}
     for name in [word for word in sys.argv[1:] if not word.startswith("--")] or SCENARIOS:
         print("BEGIN", name, flush=True)

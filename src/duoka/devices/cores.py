@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 
 # Whoever sets one of these has a plan of their own.
@@ -29,6 +30,8 @@ def keep_to_own_cores(worker: int, num_workers: int, threads: int, environ: Mapp
             os.sched_setaffinity(0, everything)
 
     os.register_at_fork(after_in_child=leave)
+    # PyTorch counts the cores of this process; its loaders are forked, and have all of them.
+    warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
     return True
 
 

@@ -37,12 +37,22 @@ class Mirrored:
         threads: int | None = None,
         exact: bool | None = None,
         sync_batchnorm: bool = False,
+        share_reading: bool = False,
         soft_placement: bool = True,
         log_placement: bool = False,
         deadline_s: float = 60.0,
     ) -> None:
         request = Request(
-            devices, replicas, seed, threads, exact, sync_batchnorm, soft_placement, log_placement, deadline_s
+            devices,
+            replicas,
+            seed,
+            threads,
+            exact,
+            sync_batchnorm,
+            share_reading,
+            soft_placement,
+            log_placement,
+            deadline_s,
         )
         self._options = request.options
         self._session: Session = type(self).connect(request)

@@ -22,13 +22,14 @@ class Request:
     threads: int | None = None
     exact: bool | None = None
     sync_batchnorm: bool = False
+    share_reading: bool = False
     soft_placement: bool = True
     log_placement: bool = False
     deadline_s: float = 60.0
 
     @property
     def options(self) -> Options:
-        return Options(self.exact, self.sync_batchnorm)
+        return Options(self.exact, self.sync_batchnorm, self.share_reading)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Options:
 
     exact: bool | None = None  # None: where it costs nothing
     sync_batchnorm: bool = False
+    share_reading: bool = False
     transport: str = "shm"
     sees_only_its_card: bool = True  # a worker of a run does; a process alone sees all of them
 

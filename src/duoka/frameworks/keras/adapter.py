@@ -78,6 +78,7 @@ class KerasAdapter:
             self._progress,
             self.tell_once,
             sync_batchnorm=self.options.sync_batchnorm,
+            share_reading=self.options.share_reading,
         ).attach()
 
     def _check(self, model: Any) -> None:

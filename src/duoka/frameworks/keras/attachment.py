@@ -47,11 +47,12 @@ class Attachment:
         tell: Callable[[str], None],
         *,
         sync_batchnorm: bool = False,
+        share_reading: bool = False,
     ) -> None:
         self._model, self._collective = model, collective
         self._memory, self._progress, self._tell = memory, progress, tell
         self._is_fitting = False
-        self._sync_batchnorm = sync_batchnorm
+        self._sync_batchnorm, self._share_reading = sync_batchnorm, share_reading
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
         self._own_test_function: Any = None  # this worker's
@@ -166,7 +167,7 @@ class Attachment:
 
     def _sharing(self, x: Any) -> AbstractContextManager[None]:
         source = source_of(x)
-        if len(self._collective.workers) == 1 or not source.is_stream:
+        if not self._share_reading or len(self._collective.workers) == 1 or not source.is_stream:
             return nullcontext()
         return SharedReading(self._collective, self._memory, source, self._tell).watching(x)
 

@@ -1,4 +1,4 @@
-"""Streams are read by every worker, or, when that takes a good part of a step, by one of them for all.
+"""Streams are read by every worker, or, when that takes a good part of a step and is asked for, by one for all.
 
 The reader is the worker that runs replica 0. It puts each global batch into shared memory, where the others find it;
 they keep their own, unread streams. When the reader is lost, replica 0 moves, and with it the turn to read: the next
@@ -195,5 +195,5 @@ def _problem_with(batch: Any) -> str:
 
 
 def _tensor(array: Array) -> Any:
-    """As Keras reads it on this backend. Nothing is copied on the CPU."""
+    """As Keras reads it on this backend. PyTorch copies it, and needs to: its `fit` takes several batches at once."""
     return array if keras.backend.backend() == "jax" else keras.ops.convert_to_tensor(array)
