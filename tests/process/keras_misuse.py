@@ -73,20 +73,35 @@ def misuse(strategy):
         layer = layers.Dense(4 + strategy.worker)
         strategy.prepare(make(layer)).fit(x, y, **options)
 
-    def variable_of_tensorflow():
+    def write_to_variable_of_tensorflow(write):
         import tensorflow as tf
 
         class Counting(keras.Sequential):
             def train_step(self, data):
-                num_steps.assign_add(1)
+                write(tf, num_steps)
                 return super().train_step(data)
 
         num_steps = tf.Variable(0)
         strategy.prepare(compiled(Counting([layers.Dense(3)]))).fit(x, y, **options)
 
-    backends_own = {"tensorflow": [variable_of_tensorflow]}.get(keras.backend.backend(), [])
+    def variable_of_tensorflow():
+        write_to_variable_of_tensorflow(lambda tf, variable: variable.assign_add(1))
+
+    def variable_in_a_branch():
+        def write(tf, variable):
+            tf.cond(variable < 9, lambda: variable.assign_add(1), lambda: variable + 0)
+
+        write_to_variable_of_tensorflow(write)
+
+    def variable_in_a_function():
+        def write(tf, variable):
+            tf.function(lambda: variable.assign_add(1))()
+
+        write_to_variable_of_tensorflow(write)
+
+    of_tensorflow = [variable_of_tensorflow, variable_in_a_branch, variable_in_a_function]
     for function in (
-        *backends_own,
+        *(of_tensorflow if keras.backend.backend() == "tensorflow" else ()),
         shuffle_differently,
         shuffle_a_stream_differently,
         set_the_rate_on_one_worker,

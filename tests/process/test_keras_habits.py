@@ -178,9 +178,9 @@ def test_data_of_all_kinds_is_read_in_the_order_of_one_device(habits):
 def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(habits):
     main, other = habits.of("misuse")
     assert main["after"] == other["after"], "they can go on"
-    of_backend = {"tensorflow": {"variable_of_tensorflow": "writes to a tf.Variable"}}
+    of_tensorflow = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
     for name, words in {
-        **of_backend.get(habits.backend, {}),
+        **dict.fromkeys(of_tensorflow if habits.backend == "tensorflow" else (), "writes to a tf.Variable"),
         "shuffle_differently": "They come from arrays.",
         "shuffle_a_stream_differently": "They come from a generator.",
         "set_the_rate_on_one_worker": "the learning rate is",
