@@ -25,6 +25,7 @@ LAYERS = [
     "horovod",
     "torch",
     "keras",
+    "tensorflow",
 ]
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
 
