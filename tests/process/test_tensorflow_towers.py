@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,21 @@ import pytest
 
 pytestmark = pytest.mark.tensorflow
 SCRIPT = Path(__file__).with_name("tensorflow_towers.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10_towers"
 
 
 @pytest.fixture(scope="module")
 def facts() -> dict:
-    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=200, env=environ)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FACTS "))
+    (line,) = (line for line in run(SCRIPT).splitlines() if line.startswith("FACTS "))
     return json.loads(line.removeprefix("FACTS "))
+
+
+def run(script: Path, *options: str, directory: Path | None = None) -> str:
+    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, str(script), *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=environ, cwd=directory)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_towers_get_logical_cpus_where_there_are_no_gpus(facts):
@@ -70,3 +77,36 @@ def test_what_does_not_fit_is_an_error_that_says_what_to_do(facts):
     for name, text in words.items():
         assert text in facts["errors"][name], name
         assert "  do   " in facts["errors"][name], name
+
+
+@pytest.mark.parametrize("name", ["today.py", pytest.param("graph.py", marks=pytest.mark.slow)])
+def test_the_example_learns_on_two_towers_and_goes_on_from_its_newest_checkpoint(name, tmp_path):
+    first = run(EXAMPLE / name, "--steps", "20", "--batch-size", "64", directory=tmp_path)
+    again = run(EXAMPLE / name, "--steps", "30", "--batch-size", "64", directory=tmp_path)
+    line = r"step (\d+)  loss ([\d.]+)  rate 0.0500  \d+ images/s"
+    assert [step for step, _ in re.findall(line, first)] == ["10", "20"]
+    assert "goes on from" not in first
+    assert "goes on from" in again
+    ((step, loss),) = re.findall(line, again)
+    assert step == "30"
+    assert float(loss) < 1.5  # 2.3 at the start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["today.py", "graph.py"])
+def test_the_example_has_the_losses_of_one_tower(name, tmp_path):
+    losses = []
+    for towers in ("1", "2"):
+        options = ("--steps", "20", "--batch-size", "64", "--towers", towers, "--checkpoints", towers)
+        losses.append(
+            [float(loss) for loss in re.findall(r"loss ([\d.]+)", run(EXAMPLE / name, *options, directory=tmp_path))]
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+
+def test_the_block_of_the_documentation_runs_as_printed(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    script = tmp_path / "block.py"
+    script.write_text(block + "\nprint(len(devices), float(tf.norm(weights)) > 0)\n")
+    assert run(script) == "2 True\n"
