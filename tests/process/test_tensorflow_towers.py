@@ -79,7 +79,8 @@ def test_what_does_not_fit_is_an_error_that_says_what_to_do(facts):
         assert "  do   " in facts["errors"][name], name
 
 
-@pytest.mark.parametrize("name", ["today.py", pytest.param("graph.py", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["today.py", "graph.py"])
 def test_the_example_learns_on_two_towers_and_goes_on_from_its_newest_checkpoint(name, tmp_path):
     first = run(EXAMPLE / name, "--steps", "20", "--batch-size", "64", directory=tmp_path)
     again = run(EXAMPLE / name, "--steps", "30", "--batch-size", "64", directory=tmp_path)
