@@ -39,7 +39,7 @@ check: .venv/.tools
 	$(BIN)/mypy
 
 test: .venv/.frameworks
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --durations=20
 
 test-full: .venv/.frameworks
 	$(BIN)/python -m pytest
