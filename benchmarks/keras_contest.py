@@ -20,6 +20,10 @@ SOCKET = "KERAS_CONTEST_SOCKET"
 START_S, ANSWER_S, END_S = 180, 240, 20
 
 
+class NoAnswer(Exception):
+    """A contestant has ended, or was silent for too long."""
+
+
 class Contest:
     """Starts contestants, asks them in turn, and ends them. Use it in a `with` block."""
 
@@ -76,7 +80,7 @@ class Contest:
         except TimeoutError:
             text = ""
         if not text:
-            raise SystemExit(f"{name} gave no answer:\n{self._log(name).read_text(errors='replace')[-3000:]}")
+            raise NoAnswer(f"{name} gave no answer:\n{self._log(name).read_text(errors='replace')[-3000:]}")
         return json.loads(text)
 
     def _check_alive(self) -> None:
