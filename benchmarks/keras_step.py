@@ -4,9 +4,9 @@
 
 Contestants live in processes of their own, and take turns with one epoch each; the first round is not counted. Peers
 run with one and with two threads, and are judged by the better of the two. All have the same model, data, optimizer and
-allocator settings. "plain" is `fit` without anything; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs,
-with its default collective, "hierarchical" with HierarchicalCopyAllReduce; "dataparallel" is
-keras.distribution.DataParallel on JAX with two host devices.
+allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is `fit` as
+it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective, "hierarchical"
+with HierarchicalCopyAllReduce; "dataparallel" is keras.distribution.DataParallel on JAX with two host devices.
 """
 
 from __future__ import annotations

@@ -190,6 +190,26 @@ def test_a_broadcast_reaches_everybody_from_every_replica(run):
         assert results == expected
 
 
+def hand_over_bytes(collective):
+    """Written by one, read by all behind a barrier, in room that was reserved twice."""
+    read = []
+    for nbytes in (10, 100_000):
+        place = collective.common(nbytes)
+        for root in range(collective.num_replicas):
+            if root in collective.replicas:
+                place[:] = root + 1
+            collective.barrier()
+            read.append([place.nbytes, int(place.min()), int(place.max())])
+            collective.barrier()
+    return read
+
+
+@everywhere
+def test_bytes_in_common_are_seen_by_all(run):
+    for read in run(4, hand_over_bytes).values():
+        assert read == [[nbytes, root, root] for nbytes in (10, 100_000) for root in (1, 2, 3, 4)]
+
+
 def many_barriers(collective):
     for _ in range(200):
         collective.barrier()

@@ -232,10 +232,17 @@ def test_unknown_transports_and_answers_are_refused(tmp_path):
     for words, told in [
         ("{'exact': 'no'}", "exact='no' cannot be used.\n  why  it must be True, False or None."),
         ("{'sync_batchnorm': None}", "sync_batchnorm=None cannot be used.\n  why  it must be True or False."),
+        ("{'share_reading': 'yes'}", "share_reading='yes' cannot be used.\n  why  it must be True or False."),
         ("{'log_placement': 1}", "log_placement=1 cannot be used.\n  why  it must be True or False."),
     ]:
         ended = run(tmp_path, script, words)
         assert ended.code == 1 and told in ended.err
+
+
+def test_what_is_for_keras_alone_is_refused_for_a_loop(tmp_path):
+    script = "import torch, duoka; duoka.Mirrored(devices=2, share_reading=True).prepare(torch.nn.Linear(2, 1))"
+    ended = run(tmp_path, script)
+    assert ended.code == 1 and "share_reading=True has no meaning for PyTorch loops" in ended.err
 
 
 def test_ctrl_c_ends_a_run_with_open_connections_at_once(tmp_path):

@@ -43,16 +43,16 @@ class Mirrored:
         deadline_s: float = 60.0,
     ) -> None:
         request = Request(
-            devices,
-            replicas,
-            seed,
-            threads,
-            exact,
-            sync_batchnorm,
-            share_reading,
-            soft_placement,
-            log_placement,
-            deadline_s,
+            devices=devices,
+            replicas=replicas,
+            seed=seed,
+            threads=threads,
+            exact=exact,
+            sync_batchnorm=sync_batchnorm,
+            share_reading=share_reading,
+            soft_placement=soft_placement,
+            log_placement=log_placement,
+            deadline_s=deadline_s,
         )
         self._options = request.options
         self._session: Session = type(self).connect(request)

@@ -17,7 +17,7 @@ def metric_results(model: Any) -> dict[str, Any]:
     return results
 
 
-def names_kept(model: Any, results: dict[str, Any], updated: set[int]) -> set[str]:
+def _names_kept(model: Any, results: dict[str, Any], updated: set[int]) -> set[str]:
     """The names whose numbers metrics keep; `updated` are the ids of variables that the step has changed.
 
     A step may report a loss of its own, and leave the metric of that name alone.
@@ -38,8 +38,8 @@ class Logs:
         self.own: list[str] = []  # the names of numbers that no metric keeps
 
     def learn(self, reported: Any, results: dict[str, Any], updated: set[int]) -> list[Any]:
-        """Gives the numbers that no metric keeps. For `results` and `updated` see `names_kept`."""
-        self._names, own = split(reported, names_kept(self._model, results, updated), self._tell)
+        """Gives the numbers that no metric keeps. For `results` and `updated` see `_names_kept`."""
+        self._names, own = _split(reported, _names_kept(self._model, results, updated), self._tell)
         self.own = list(own)
         return list(own.values())
 
@@ -53,7 +53,7 @@ class Logs:
         return {name: numbers[name] for name in self._names}
 
 
-def split(reported: Any, known: set[str], tell: Callable[[str], None]) -> tuple[list[str], dict[str, Any]]:
+def _split(reported: Any, known: set[str], tell: Callable[[str], None]) -> tuple[list[str], dict[str, Any]]:
     """The names that a step reports, in its order, and those of its numbers that no metric keeps."""
     if not isinstance(reported, dict):
         raise MismatchError(

@@ -42,10 +42,8 @@ class SharedReading:
         memory: Memory,
         source: Source,
         tell: Callable[[str], None],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._collective, self._memory, self._source, self._tell = collective, memory, source, tell
-        self._clock = clock
         self._num_taken = 0
         self._decide_at = _LAST  # and again after twice as many: other sizes of batches are compiled for later
         self._is_decided = self._is_shared = False
@@ -76,7 +74,7 @@ class SharedReading:
 
     def take(self, stream: Stream) -> Any:
         """The next global batch, the same on all workers."""
-        begin = self._clock()
+        begin = time.perf_counter()
         if not self._is_decided:
             self._measure(stream, begin)
             if self._num_taken == self._decide_at:
@@ -86,7 +84,7 @@ class SharedReading:
             return self._take_shared(stream)
         batch = self._read(stream)
         if not self._is_decided:
-            self._last = stream, begin, self._clock() - begin
+            self._last = stream, begin, time.perf_counter() - begin
             if self._num_taken == self._decide_at:
                 self._problem = _problem_with(batch)
         return batch
@@ -171,11 +169,11 @@ class SharedReading:
 
     def _read(self, stream: Stream) -> Any:
         if num_skipped := stream.num_skipped:
-            begin = self._clock()
+            begin = time.perf_counter()
             batch = stream.read()
             self._tell(
                 f"the worker that read for all was lost: worker {self._collective.worker} has read the {num_skipped}"
-                f" batches that it had left to it, in {self._clock() - begin:.1f} s, and reads on"
+                f" batches that it had left to it, in {time.perf_counter() - begin:.1f} s, and reads on"
             )
             return batch
         return stream.read()

@@ -263,6 +263,11 @@ _COMBINE: dict[str, Callable[[list[Any]], Any]] = {"gather": _without_none, "sum
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> TorchAdapter:
+    if options.share_reading:
+        raise MismatchError(
+            "share_reading=True has no meaning for PyTorch loops: it is for Keras's fit.",
+            do="leave it out.",
+        )
     place = native(device, is_only_card=options.sees_only_its_card)
     if options.exact:
         use_deterministic_kernels()
