@@ -123,6 +123,7 @@ class _Screen:
 
     def __init__(self, fd: int, is_hurried: Callable[[], bool]) -> None:
         self._fd, self._is_hurried = fd, is_hurried
+        self._patience_ms = 500  # in a hurry, for all that is still to be shown together
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -130,12 +131,19 @@ class _Screen:
         """A reader that has gone away (`| head`) does not stop the run; the logs have everything."""
         try:
             for start in range(0, len(data), _SCREEN_BYTES):
-                while not self._poll.poll(100):
-                    if self._is_hurried():
-                        return
+                if not self._wait_for_room():
+                    return
                 _write_all(self._fd, data[start : start + _SCREEN_BYTES])
         except OSError:
             pass
+
+    def _wait_for_room(self) -> bool:
+        while not self._poll.poll(min(100, self._patience_ms)):
+            if self._is_hurried():
+                self._patience_ms = max(0, self._patience_ms - 100)
+            if self._patience_ms == 0:
+                return False
+        return True
 
 
 def _short(path: Path, directory: str) -> str:
