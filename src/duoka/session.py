@@ -42,7 +42,7 @@ from duoka.runtime.run import become_supervisor, describe_ending, describe_plan,
 from duoka.runtime.seeds import seed_everything
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.mirrored import Mirrored as Mirrored
-from duoka.strategies.strategy import Adapter, Options, Request
+from duoka.strategies.strategy import Adapter, Loop, Options, Request
 from duoka.topology.membership import Membership
 from duoka.topology.placement import Placement, place
 
@@ -103,6 +103,11 @@ class WorkerSession:
         options = replace(options, transport=self._plan.transport, sees_only_its_card=is_worker)
         adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device, options)
         return adapter
+
+    def loop(self, strategy: Any) -> Loop:
+        loops = importlib.import_module("duoka.frameworks.tensorflow.loop")
+        loop: Loop = loops.make_loop(self.collective, strategy)
+        return loop
 
     def log_placement(self) -> None:
         """Say which replica runs where: now, and whenever replicas are dealt anew."""
@@ -198,6 +203,9 @@ class NotebookSession:
 
     def adapter_to(self, framework_name: str, options: Options) -> Adapter:
         return self._joined.adapter_to(framework_name, options)
+
+    def loop(self, strategy: Any) -> Loop:
+        return self._joined.loop(strategy)
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         for line in (*self._plan.notes, describe_plan(self._plan)):

@@ -12,14 +12,15 @@ import numpy as np
 from duoka.collectives.arrays import Array, as_array
 from duoka.collectives.packing import Packing
 from duoka.errors import MismatchError
-from duoka.strategies.strategy import Adapter, Connect, Request, Session
+from duoka.strategies.loops import Loops
+from duoka.strategies.strategy import Adapter, Connect, Loop, Request, Session
 from duoka.strategies.turn import Turn
 
 Compute = Callable[[int], Any]
 _NOTHING, _ARRAY = "nothing", "array"  # kinds of gathered values, beside the types of tensors
 
 
-class Mirrored:
+class Mirrored(Loops):
     """Synchronous data parallelism over all devices, or over those given.
 
     In a script, the first strategy with more than one replica hands over to Duoka's supervisor, which starts
@@ -97,6 +98,8 @@ class Mirrored:
     @property
     def step(self) -> int:
         """How many steps have been committed."""
+        if self._loop_of_strategy is not None and self._loop_of_strategy.step:
+            return self._loop_of_strategy.step
         return self._step if self._adapter is None else self._adapter.step
 
     @property
@@ -232,13 +235,20 @@ class Mirrored:
             values *= 1 + others
         return self._session.collective.all_reduce(values, "mean", weights=weights)
 
-    def gather(self, value: Any) -> Any:
+    def _make_loop(self) -> Loop:
+        return self._session.loop(self)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
         """Every replica's value, in the order of replicas, on every worker. Sizes may differ.
 
-        One value stands for all replicas of this worker together: it comes in the place of the first of them. After
+        What `run` has returned comes as one tensor, put together along the axis. Anything else comes as a list:
+
+        one value stands for all replicas of this worker together: it comes in the place of the first of them. After
         an evaluation loop the list, put together, is in the order of the dataset. A list has one value for each of
         `local_replicas`. None means nothing, and leaves no trace in the answer.
         """
+        if self._loop_of_strategy is not None and self._loop_of_strategy.owns(value):
+            return self._loop_of_strategy.gather(value, axis)
         if (pending := self._contribute("gather", value)) is not None:
             return pending
         values = list(value) if isinstance(value, (list, tuple)) else self._in_first_place(value)

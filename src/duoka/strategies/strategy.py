@@ -120,6 +120,33 @@ class Adapter(Protocol):
         ...
 
 
+class Loop(Protocol):
+    """TensorFlow loops of the user's own; see `Loops` for what its methods do."""
+
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        ...
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any: ...
+
+    def reduce(self, op: Any, value: Any, axis: int | None) -> Any: ...
+
+    def owns(self, value: Any) -> bool:
+        """Whether `run` has returned this."""
+        ...
+
+    def gather(self, value: Any, axis: int) -> Any: ...
+
+    def local_results(self, value: Any) -> tuple[Any, ...]: ...
+
+    def distribute_dataset(self, dataset: Any) -> Any: ...
+
+    def distribute_datasets_from_function(self, function: Callable[[Any], Any]) -> Any: ...
+
+    def average_loss(self, per_example_loss: Any, sample_weight: Any, global_batch_size: Any) -> Any: ...
+
+
 class Session(Protocol):
     """The run as one worker sees it."""
 
@@ -161,6 +188,10 @@ class Session(Protocol):
 
     def adapter_to(self, framework_name: str, options: Options) -> Adapter:
         """The same, by the framework's name."""
+        ...
+
+    def loop(self, strategy: Any) -> Loop:
+        """For a TensorFlow loop; each strategy has its own."""
         ...
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any: ...

@@ -1,0 +1,112 @@
+"""`run` outside of graphs: the step's own Python runs once for each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from duoka.collectives.arrays import Array
+from duoka.frameworks.keras import data
+from duoka.frameworks.keras.tensorflow_rows import has_rows
+from duoka.frameworks.tensorflow.batches import Arguments
+from duoka.frameworks.tensorflow.in_graph import flatten
+from duoka.frameworks.tensorflow.losses import Losses
+from duoka.frameworks.tensorflow.outputs import Outputs
+from duoka.frameworks.tensorflow.randomness import state_of_replica
+from duoka.frameworks.tensorflow.replica import ReplicaContext, Watched
+from duoka.frameworks.tensorflow.step import Step
+from duoka.frameworks.tensorflow.turns import NOBODY, Turns
+from duoka.frameworks.tensorflow.variables import merge_of, watching_writes
+
+
+class EagerRun:
+    """One call of `run`."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        strategy: Any,
+        agree: Callable[[Sequence[Any]], bool],
+    ) -> None:
+        self._turns, self._strategy, self._agree = turns, strategy, agree
+        self._before: dict[int, tuple[Any, Any]] = {}  # variables that were written to, and their values
+        self._seeds: dict[int, Any] = {}
+
+    def run(self, function: Callable[..., Any], name: str, arguments: Arguments) -> Any:
+        total_rows = int(arguments.count_rows(self._strategy.replicas))
+        position, factors = self._turns.begin(total_rows, data.digest(arguments.rows))
+        step = None
+        while position[0] != NOBODY:
+            step = self._compute(function, name, arguments, position, factors)
+            if self._agree(step.variables):
+                continue  # they were different here: once more
+            position, factors = self._turns.deposit(int(position[0]), step.contents, self._leave(step))
+        assert step is not None
+        return self._finish(step)
+
+    def _compute(
+        self, function: Callable[..., Any], name: str, arguments: Arguments, position: Array, factors: Array
+    ) -> Step:
+        replica, start, stop = (int(number) for number in position)
+        watched, touched = Watched(), dict[int, Any]()
+        context = ReplicaContext(
+            self._strategy, tf.constant(replica, tf.int32), Losses(*map(float, factors)), self._strategy.replicas
+        )
+
+        def see(variable: Any) -> None:
+            if id(variable) in touched:
+                return
+            touched[id(variable)] = variable
+            if id(variable) not in self._before:
+                self._before[id(variable)] = variable, tf.identity(variable)
+            if id(variable) in self._seeds:
+                variable.assign(state_of_replica(self._before[id(variable)][1].numpy(), replica))
+
+        def see_generator(state: Any) -> None:
+            self._seeds[id(state)] = state
+            see(state)
+
+        args, kwargs = arguments.with_rows([leaf[start:stop] for leaf in arguments.rows])
+        try:
+            with watching_writes(see), watched.watching(context, see_generator):
+                outputs = Outputs(function(*args, **kwargs))
+            pairs = [
+                (variable, merge_of(variable, is_seed=key in self._seeds)) for key, variable in touched.items()
+            ]
+            seeds = [variable for key, variable in touched.items() if key in self._seeds]
+            step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse)
+            self._after = {key: np.array(variable) for key, variable in touched.items()}
+        finally:
+            for key in touched:
+                variable, before = self._before[key]
+                variable.assign(before)
+        return step
+
+    def _leave(self, step: Step) -> list[Array]:
+        """What this replica's step has left, as arrays."""
+        state = [self._after[id(variable)] for variable in [*step.moving, *step.others]]
+        sums = [self._after[id(variable)] - self._before[id(variable)][1].numpy() for variable in step.sums]
+        results = [*step.outputs.numbers, *step.outputs.arrays]
+        return [*map(_array, step.gradients), *state, *sums, *map(_array, results)]
+
+    def _finish(self, step: Step) -> Any:
+        result = self._turns.finish()
+        flat = [tf.convert_to_tensor(array) for array in flatten(result)]
+        total = result.total
+        slices = flat[len(total.flats) : len(total.flats) + 2 * len(total.slices)]
+        others = flat[len(total.flats) + len(slices) :][: len(total.others)]
+        rest = flat[len(total.flats) + len(slices) + len(others) : -1]
+        step.apply(total.parts(flat[: len(total.flats)], tf.reshape, tf.cast), slices, others)
+        num_numbers = 3 * len(result.scalars)
+        return step.results(rest[:num_numbers], rest[num_numbers:], flat[-1])
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return has_rows(gradient, is_eager=True)
+
+
+def _array(tensor: Any) -> Array:
+    return np.asarray(tensor)

@@ -1,0 +1,58 @@
+"""What the operations of a graph do, in its branches, loops and functions too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign", "ResourceApply", "ResourceSparseApply", "RngSkip")
+_WRITE_TYPES = ("RngReadAndSkip", "StatefulStandardNormalV2", "StatefulUniform", "StatefulTruncatedNormal")
+_STATEFUL_RANDOM = {
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "RandomShuffle",
+    "Multinomial",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+}
+# Operations that run other graphs: where those are named, and how many inputs come before theirs.
+_CALLS = {
+    "PartitionedCall": (("f",), 0),
+    "StatefulPartitionedCall": (("f",), 0),
+    "If": (("then_branch", "else_branch"), 1),
+    "Case": (("branches",), 1),
+    "While": (("cond", "body"), 0),
+}
+
+
+def walk(graph: Any, outside: dict[int, Any] | None = None, since: int = 0) -> Iterator[tuple[Any, list[Any]]]:
+    """Operations in the order of the text, and what each of their inputs is outside of the graph, or None.
+
+    `since` leaves out the first ones of the outermost graph.
+    """
+    if outside is None:
+        outside = {id(internal): external for external, internal in graph.captures}
+    for operation in graph.get_operations()[since:]:
+        inputs = [outside.get(id(given)) for given in operation.inputs]
+        yield operation, inputs
+        attributes, skipped = _CALLS.get(operation.type.removeprefix("Stateless"), ((), 0))
+        for attribute in attributes:
+            named = operation.get_attr(attribute)
+            for name in named if isinstance(named, list) else [named]:
+                function = graph._get_function(name.name)
+                if function is not None:
+                    pairs = zip(function.graph.inputs, inputs[skipped:], strict=False)
+                    yield from walk(function.graph, {id(inside): given for inside, given in pairs})
+
+
+def is_write(operation: Any) -> bool:
+    return operation.type.startswith(_WRITES) or operation.type in _WRITE_TYPES
+
+
+def is_stateful_random(operation: Any) -> bool:
+    """Its numbers come from a counter of the process: they cannot be drawn again for a step and a replica."""
+    return operation.type in _STATEFUL_RANDOM

@@ -1,0 +1,195 @@
+"""`run` inside a graph: the step is traced once, and a loop runs it for each replica that the host hands out.
+
+Replicas are never put into one graph side by side: TensorFlow would merge their operations, and change their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from duoka.collectives.arrays import Array
+from duoka.frameworks.keras import data
+from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
+from duoka.frameworks.keras.tensorflow_rows import has_rows
+from duoka.frameworks.tensorflow.batches import Arguments
+from duoka.frameworks.tensorflow.graphs import is_stateful_random, is_write, walk
+from duoka.frameworks.tensorflow.losses import Losses
+from duoka.frameworks.tensorflow.outputs import Outputs
+from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
+from duoka.frameworks.tensorflow.step import Step
+from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
+from duoka.frameworks.tensorflow.variables import merge_of, raw, start_of
+
+_NEEDS = [([3], "int64"), ([2], "float64")]  # of a replica: its number and rows, its factors
+
+
+class GraphRun:
+    """One `run` in the text of a graph."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        host: TensorFlowHost,
+        strategy: Any,
+        tell: Callable[[str], None],
+        agree: Callable[[Sequence[Any]], None],
+    ) -> None:
+        self._turns, self._host, self._strategy, self._tell, self._agree = turns, host, strategy, tell, agree
+        self._owners: list[Any] = []
+
+    def run(self, function: Callable[..., Any], name: str, arguments: Arguments, *, jit_compile: Any = None) -> Any:
+        body, step = self._trace(function, name, arguments, jit_compile)
+        with tf.init_scope():
+            self._agree(step.variables)
+        before = {id(variable): tf.identity(variable) for variable in step.written}
+        seeds = [before[id(seed)] for seed in step.seeds]
+        needs = [*_NEEDS, *((list(seed.shape), seed.dtype.name) for seed in step.seeds)]
+        total_rows = tf.cast(arguments.count_rows(self._strategy.replicas), tf.int64)
+
+        def begin(total_rows: Array, *arrays: Array) -> list[Array]:
+            rows, states = arrays[: len(arguments.rows)], arrays[len(arguments.rows) :]
+            return self._turns.begin(int(total_rows), data.digest(list(rows)), states)
+
+        first = self._host.call(begin, [total_rows, *arguments.rows, *seeds], needs)
+
+        def compute(*given: Any) -> list[Any]:
+            return self._compute(body, step, arguments, before, given, needs)
+
+        done = tf.while_loop(lambda position, *_: position[0] != NOBODY, compute, first, parallel_iterations=1)
+        return self._finish(step, before, done[0])
+
+    # One replica.
+
+    def _trace(
+        self, function: Callable[..., Any], name: str, arguments: Arguments, jit_compile: Any
+    ) -> tuple[Any, Step]:
+        watched = Watched()
+        returned: list[Any] = []
+
+        def traced(rows: Sequence[Any], position: Any, factors: Any) -> list[Any]:
+            losses = Losses(factors[0], factors[1])
+            replica = tf.cast(position[0], tf.int32)
+            context = ReplicaContext(self._strategy, replica, losses, self._strategy.replicas)
+            args, kwargs = arguments.with_rows(rows)
+            with watched.watching(context):
+                outputs = Outputs(function(*args, **kwargs))
+            returned[:] = [outputs, *watched.updates]
+            step = Step(name, watched.updates, [], [], outputs, _is_sparse)
+            return [*step.gradients, *outputs.numbers, *outputs.arrays]
+
+        specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in arguments.rows]
+        signature = [specs, tf.TensorSpec([3], tf.int64), tf.TensorSpec([2], tf.float64)]
+        compiled = tf.function(traced, input_signature=signature, autograph=False, jit_compile=jit_compile)
+        body = compiled.get_concrete_function()
+        graph = body.graph
+        _refuse_reads(graph, watched)
+        written = _written(graph)
+        seeds = [variable for variable in written if id(variable) in watched.generators or _is_seed(variable)]
+        if any(is_stateful_random(operation) for operation, _ in walk(graph)):
+            self._tell(
+                f"{name} draws from tf.random: these numbers follow neither step nor replica, and are outside of the"
+                " promise of equal bits (keras.random.SeedGenerator and tf.random.Generator are inside)"
+            )
+        seed_ids = {id(seed) for seed in seeds}
+        pairs = [(variable, merge_of(variable, is_seed=id(variable) in seed_ids)) for variable in written]
+        step = Step(name, watched.updates, pairs, seeds, returned[0], _is_sparse)
+        self._owners.append(compiled)  # a graph lives no longer than its function
+        return body, step
+
+    def _compute(
+        self, body: Any, step: Step, arguments: Arguments, before: dict[int, Any], given: Sequence[Any], needs: Any
+    ) -> list[Any]:
+        position, factors, *seeds = given
+        for variable, seed in zip(step.seeds, seeds, strict=True):
+            variable.assign(seed)
+        seed_ids = {id(seed) for seed in step.seeds}
+        for variable in step.written:
+            if id(variable) not in seed_ids:
+                merge = merge_of(variable)
+                variable.assign(start_of(variable, before[id(variable)], merge))
+        rows = [leaf[position[1] : position[2]] for leaf in arguments.rows]
+        for part, leaf in zip(rows, arguments.rows, strict=True):
+            part.set_shape([None, *leaf.shape[1:]])
+        results = body(rows, position, factors)
+        num_gradients = step.num_gradient_arrays
+        state = [tf.identity(variable) for variable in [*step.moving, *step.others]]
+        sums = [
+            tf.identity(variable) - start_of(variable, before[id(variable)], merge_of(variable))
+            for variable in step.sums
+        ]
+        arrays = [*results[:num_gradients], *state, *sums, *results[num_gradients:]]
+
+        def deposit(position: Array, *arrays: Array) -> list[Array]:
+            return self._turns.deposit(int(position[0]), step.contents, arrays)
+
+        return self._host.call(deposit, [position, *arrays], needs)
+
+    # All of them.
+
+    def _finish(self, step: Step, before: dict[int, Any], done: Any) -> Any:
+        total = step.total_of(self._strategy.replicas)
+        flats = [([count], dtype.name) for dtype, count in total.packing.sizes.items()]
+        others = [(list(variable.shape), variable.dtype.name) for variable in step.others]
+        numbers: list[Any] = []
+        for number in step.outputs.numbers:
+            mean = number.dtype.name if number.dtype.is_floating else "float64"
+            numbers += [([self._strategy.replicas], number.dtype.name), ([], number.dtype.name), ([], mean)]
+        arrays: list[Any] = []
+        for array in step.outputs.arrays:
+            arrays += [([None, *array.shape[1:]], array.dtype.name), ([None], "int32")]
+        like = [*flats, *step.slices_like, *others, *numbers, *arrays, ([None], "int32")]
+
+        def finish(done: Array) -> list[Array]:
+            return flatten(self._turns.finish())
+
+        results = iter(self._host.call(finish, [done], like))
+        flat = [next(results) for _ in flats]
+        slices = [next(results) for _ in step.slices_like]
+        other = [next(results) for _ in others]
+        number = [next(results) for _ in numbers]
+        array = [next(results) for _ in arrays]
+        for variable in step.sums:
+            variable.assign(before[id(variable)])
+        step.apply(total.parts(flat, tf.reshape, tf.cast), slices, other)
+        return step.results(number, array, next(results))
+
+
+def flatten(result: Result) -> list[Any]:
+    total = result.total
+    slices = [array for part in total.slices for array in (part.indices, part.values)]
+    numbers = [array for number in result.scalars for array in number]
+    arrays = [array for part in result.parts for array in part]
+    return [*total.flats, *slices, *total.others, *numbers, *arrays, result.replicas]
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return has_rows(gradient, is_eager=False)
+
+
+def _written(graph: Any) -> list[Any]:
+    """The variables that are written to, in the order of the text."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    found: dict[int, Any] = {}
+    for operation, outside in walk(graph):
+        if is_write(operation) and outside and outside[0] is not None and id(outside[0]) in by_handle:
+            variable = by_handle[id(outside[0])]
+            found[id(variable)] = variable
+    return list(found.values())
+
+
+def _is_seed(variable: Any) -> bool:
+    """The state of a Keras SeedGenerator, in a function that was traced before."""
+    return variable.dtype == tf.uint32 and variable.shape == [2] and "seed_generator_state" in variable.name
+
+
+def _refuse_reads(graph: Any, watched: Watched) -> None:
+    """After an update its variables have new values; here they get them at the end, so nobody may look before."""
+    trained = {id(raw(variable).handle) for update in watched.updates for variable in update.variables}
+    if not watched.updates:
+        return
+    for operation, outside in walk(graph, since=watched.first_update_at):
+        if any(id(handle) in trained for handle in outside if handle is not None):
+            raise NeedsMiddle(f"it uses weights after it has applied gradients ({operation.name})")

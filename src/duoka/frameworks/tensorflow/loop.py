@@ -1,0 +1,290 @@
+"""TensorFlow loops of the user's own behind a strategy: run, reduce, gather, and the data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from duoka.collectives.arrays import Array
+from duoka.collectives.collective import Collective
+from duoka.data.shares import share
+from duoka.errors import MismatchError
+from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
+from duoka.frameworks.keras.memory import Memory
+from duoka.frameworks.keras.wire import Wire
+from duoka.frameworks.tensorflow.batches import Arguments
+from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_function
+from duoka.frameworks.tensorflow.eagerly import EagerRun
+from duoka.frameworks.tensorflow.in_graph import GraphRun
+from duoka.frameworks.tensorflow.losses import weigh_rows
+from duoka.frameworks.tensorflow.replica import NeedsMiddle, get_replica_context, is_open
+from duoka.frameworks.tensorflow.start import agree_on_variables
+from duoka.frameworks.tensorflow.turns import Progress, Turns
+from duoka.frameworks.tensorflow.values import EachReplica, LocalParts, Rows, is_each, split_parts
+
+
+class Loop:
+    def __init__(self, collective: Collective, strategy: Any) -> None:
+        self._collective, self._strategy = collective, strategy
+        self._told: set[str] = set()
+        self.progress = Progress()
+        self._turns = Turns(collective, Memory(collective), self.progress, self.tell_once)
+        self._wire = Wire(collective)
+        self._host = TensorFlowHost(self._wire)
+        self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
+        self._graphs: dict[Any, Any] = {}  # of tf.functions that were given to run
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    # Running.
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+        _check_call(function, args, kwargs)
+        kwargs = kwargs or {}
+        if self._collective.num_replicas == 1:
+            return function(*args, **kwargs)
+        if is_open():
+            raise MismatchError(
+                "strategy.run was called inside strategy.run.", do="call the inner function directly in the step."
+            )
+        plain = getattr(function, "python_function", None)
+        if not tf.executing_eagerly():
+            return self._run_in_graph(plain or function, args, kwargs, getattr(function, "_jit_compile", None))
+        if plain is not None:
+            return self._graph_of(function)(tuple(args), kwargs)
+        return self._run_eagerly(function, args, kwargs)
+
+    def _graph_of(self, function: Any) -> Any:
+        """A tf.function that is given to `run` outside of graphs: a graph of ours around the same Python."""
+        if function not in self._graphs:
+
+            def run(args: Any, kwargs: Any) -> Any:
+                return self._run_in_graph(function.python_function, args, kwargs, function._jit_compile)
+
+            run.autograph_info__ = {}  # type: ignore[attr-defined]  # as it is; the user's function is converted
+            self._graphs[function] = tf.function(run, reduce_retracing=True)
+        return self._graphs[function]
+
+    def _run_in_graph(
+        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], jit_compile: Any
+    ) -> Any:
+        arguments = Arguments(args, kwargs, self.tell_once)
+        converted = tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
+        run = GraphRun(self._turns, self._host, self._strategy, self.tell_once, self._agree)
+        name = _name_of(function)
+        try:
+            return run.run(converted, name, arguments, jit_compile=jit_compile)
+        except NeedsMiddle as reason:
+            raise self._cannot_wait(name, reason) from None
+
+    def _run_eagerly(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        arguments = Arguments(args, kwargs, self.tell_once)
+        name = _name_of(function)
+        try:
+            return EagerRun(self._turns, self._strategy, self._agree).run(function, name, arguments)
+        except NeedsMiddle as reason:
+            raise self._cannot_wait(name, reason) from None
+
+    def _cannot_wait(self, name: str, reason: BaseException) -> MismatchError:
+        return MismatchError(
+            f"{name} cannot run on replicas: {reason}.",
+            why="gradients of all replicas are applied together, after the last one has run.",
+            do="apply gradients at the end of the step.",
+        )
+
+    def _agree(self, variables: Sequence[Any]) -> bool:
+        """On the values of variables that were not seen before. True where this worker had other ones."""
+        new = [variable for variable in variables if id(variable) not in self._agreed]
+        for variable in new:
+            self._agreed[id(variable)] = variable
+        return agree_on_variables(new, self._collective) if new else False
+
+    # Losses.
+
+    def average_loss(self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
+        if self._collective.num_replicas > 1:
+            return get_replica_context().losses.average(per_example_loss, sample_weight, global_batch_size)
+        losses = weigh_rows(per_example_loss, sample_weight)
+        size = tf.shape(losses)[0] if global_batch_size is None else global_batch_size
+        return tf.reduce_sum(losses) / tf.cast(size, losses.dtype)
+
+    # Data.
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        return dataset if self._collective.num_replicas == 1 else distribute(dataset)
+
+    def distribute_datasets_from_function(self, function: Callable[[Any], Any]) -> Any:
+        context = InputContext(self._collective.num_replicas)
+        dataset = function(context)
+        return dataset if self._collective.num_replicas == 1 else distribute(from_function(dataset, context))
+
+    # Results.
+
+    def reduce(self, op: Any, value: Any, axis: int | None) -> Any:
+        is_mean = _is_mean(op)
+        return tf.nest.map_structure(lambda leaf: self._reduce(is_mean, leaf, axis), value)
+
+    def _reduce(self, is_mean: bool, value: Any, axis: int | None) -> Any:
+        if isinstance(value, EachReplica):
+            if axis is not None:
+                raise MismatchError(
+                    f"strategy.reduce(axis={axis}) was given a number from each replica, which has no axis.",
+                    do="leave axis out.",
+                )
+            return value.mean if is_mean else value.total
+        if isinstance(value, LocalParts):
+            return self._reduce_parts(is_mean, value, axis)
+        if isinstance(value, Rows):
+            raise MismatchError(
+                "strategy.reduce was given a batch.", do="compute with it in strategy.run, and reduce what that returns."
+            )
+        if self._collective.num_replicas > 1 and not is_mean:
+            raise MismatchError(
+                f"strategy.reduce(sum) was given a plain {type(value).__name__}, not what strategy.run returned.",
+                why="it is one value, the same for all replicas, and what its sum over replicas means is unclear.",
+                do="return it from the step that is given to strategy.run.",
+            )
+        tensor = tf.convert_to_tensor(value)
+        if axis is None:
+            return tensor
+        return tf.reduce_mean(tensor, axis) if is_mean else tf.reduce_sum(tensor, axis)
+
+    def _reduce_parts(self, is_mean: bool, value: LocalParts, axis: int | None) -> Any:
+        """Each replica's part by itself, then over all in tree order: the bits do not depend on who has which."""
+        shape = list(value.joined.shape)
+        if axis is not None:
+            axis = axis if axis >= 0 else axis + len(shape)
+            del shape[axis]
+        elif shape:
+            shape[0] = None
+        dtype = value.joined.dtype
+
+        def reduce(joined: Array, lengths: Array, replicas: Array) -> Array:
+            parts = np.split(joined, np.cumsum(lengths)[:-1])
+            return self._reduce_on_host(is_mean, parts, [int(number) for number in replicas], axis)
+
+        arguments = [value.joined, value.lengths, value.replicas]
+        (result,) = self._host.call(reduce, arguments, [(shape, dtype.name)])
+        return result
+
+    def _reduce_on_host(self, is_mean: bool, parts: list[Array], replicas: list[int], axis: int | None) -> Array:
+        parts = self._of_local(parts, replicas)
+        dtype = parts[0].dtype
+        if axis is None:
+            self._check_shapes(parts)
+            counts = [1.0] * len(parts) if is_mean else None
+        else:
+            counts = [float(part.shape[axis]) for part in parts]
+            reduced = [part.sum(axis=axis, dtype=dtype) for part in parts]
+            parts = reduced
+        total = self._collective.all_reduce(parts, "sum")
+        if not is_mean:
+            return total.astype(dtype)
+        assert counts is not None
+        count = self._collective.all_reduce([np.float64(count).reshape(1) for count in counts], "sum")[0]
+        return (total / count).astype(dtype)
+
+    def _check_shapes(self, parts: list[Array]) -> None:
+        shapes = [np.array([part.ndim, *part.shape], np.int64) for part in parts]
+        all_shapes = {tuple(map(int, shape[1:])) for shape in self._collective.all_gather(shapes)}
+        if len(all_shapes) > 1:
+            raise MismatchError(
+                f"strategy.reduce was given values of different shapes: {', '.join(map(str, sorted(all_shapes)))}.",
+                why="replicas have different numbers of rows, and without an axis their values are added up as they are.",
+                do="give axis=0, or reduce to a number in the step.",
+            )
+
+    def _of_local(self, parts: list[Array], replicas: list[int]) -> list[Array]:
+        """In the order in which the collective wants them."""
+        if tuple(replicas) != tuple(self._collective.replicas):
+            raise MismatchError(
+                "A worker was lost before its replicas' values were reduced.",
+                why="what strategy.run returned lies with the workers that have computed it.",
+                do="start again from the last checkpoint, or return numbers: they are exchanged with the step.",
+            )
+        return parts
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Every replica's value, one behind the other along an axis, on every worker."""
+        return tf.nest.map_structure(lambda leaf: self._gather(leaf, axis), value)
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        if isinstance(value, EachReplica):
+            return value.values
+        if not isinstance(value, LocalParts):
+            raise MismatchError(
+                f"strategy.gather was given a {type(value).__name__}.", do="give it what strategy.run has returned."
+            )
+
+        def gather(joined: Array, lengths: Array, replicas: Array) -> Array:
+            parts = np.split(joined, np.cumsum(lengths)[:-1])
+            parts = self._of_local(parts, [int(number) for number in replicas])
+            return np.concatenate(self._collective.all_gather(parts), axis)
+
+        shape = [None] * len(value.joined.shape)
+        arguments = [value.joined, value.lengths, value.replicas]
+        (result,) = self._host.call(gather, arguments, [(shape, value.joined.dtype.name)])
+        return result
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """This worker's replicas' values, each by itself."""
+        leaves = tf.nest.flatten(value)
+        parts = [self._split(leaf) for leaf in leaves]
+        return tuple(tf.nest.pack_sequence_as(value, list(each)) for each in zip(*parts, strict=True))
+
+    def _split(self, value: Any) -> list[Any]:
+        replicas = self._collective.replicas
+        if isinstance(value, EachReplica):
+            return [value.values[replica] for replica in replicas]
+        if isinstance(value, LocalParts):
+            if not tf.executing_eagerly():
+                return list(tf.split(value.joined, value.lengths, num=len(replicas)))
+            return split_parts(value)
+        if isinstance(value, Rows):
+            num_rows = tf.shape(value.whole)[0] if value.whole.shape[0] is None else int(value.whole.shape[0])
+            parts = [share(int(num_rows), self._collective.num_replicas, replica) for replica in replicas]
+            return [value.whole[part.start : part.stop] for part in parts]
+        return [value] * len(replicas)
+
+    def owns(self, value: Any) -> bool:
+        return any(is_each(leaf) for leaf in tf.nest.flatten(value))
+
+    def tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            if self._collective.worker == min(self._collective.workers):
+                print(f"duoka: {text}", file=sys.stderr)
+
+
+def _check_call(function: Any, args: Any, kwargs: Any) -> None:
+    if not callable(function):
+        raise MismatchError(
+            f"strategy.run was given a {type(function).__name__} to run.", do="give it a function: run(step, args=(batch,))."
+        )
+    if not isinstance(args, (tuple, list)):
+        raise MismatchError(
+            f"strategy.run was given a {type(args).__name__} as args.", do="give a tuple: run(step, args=(batch,))."
+        )
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise MismatchError(f"strategy.run was given a {type(kwargs).__name__} as kwargs.", do="give a dictionary.")
+
+
+def _is_mean(op: Any) -> bool:
+    name = str(getattr(op, "value", op)).lower()
+    if name not in ("sum", "mean"):
+        raise MismatchError(f"strategy.reduce({op!r}).", do='give "sum", "mean", or a tf.distribute.ReduceOp.')
+    return name == "mean"
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def make_loop(collective: Collective, strategy: Any) -> Loop:
+    return Loop(collective, strategy)

@@ -1,0 +1,48 @@
+"""Generators inside a step: each replica draws numbers of its own, and replica 0 those of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from duoka.collectives.arrays import Array
+from duoka.data.seeds import derive
+from duoka.frameworks.keras.seeds_of_replicas import state_for
+
+
+def state_of_replica(state: Array, replica: int) -> Array:
+    """Of a Keras SeedGenerator (seed, counter), or of a tf.random.Generator (counter, counter, key)."""
+    if replica == 0 or len(state) == 2:
+        return state_for(state, replica)
+    key = derive("tensorflow generator", int(state[-1]), replica) & 0x7FFFFFFFFFFFFFFF
+    return np.array([*state[:-1], key], state.dtype)
+
+
+@contextmanager
+def watching_generators(see: Callable[[Any], None]) -> Iterator[None]:
+    """`see` gets the variable that holds the state of a generator, before it is drawn from."""
+    kinds: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (keras.random.SeedGenerator, "next", lambda generator: generator.state.value),
+        (tf.random.Generator, "skip", lambda generator: generator.state),
+    ]
+
+    def make(original: Callable[..., Any], state: Callable[[Any], Any]) -> Callable[..., Any]:
+        def draw(generator: Any, *args: Any, **kwargs: Any) -> Any:
+            see(state(generator))
+            return original(generator, *args, **kwargs)
+
+        return draw
+
+    former = [getattr(kind, name) for kind, name, _ in kinds]
+    for (kind, name, state), original in zip(kinds, former, strict=True):
+        setattr(kind, name, make(original, state))
+    try:
+        yield
+    finally:
+        for (kind, name, _), original in zip(kinds, former, strict=True):
+            setattr(kind, name, original)

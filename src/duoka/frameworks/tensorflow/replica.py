@@ -1,0 +1,94 @@
+"""One replica's run of the user's step: watched, so that what it does to variables waits for all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from duoka.errors import MismatchError
+from duoka.frameworks.tensorflow.losses import Losses
+from duoka.frameworks.tensorflow.randomness import watching_generators
+from duoka.frameworks.tensorflow.recording import Update, watching_updates
+
+_open: list[ReplicaContext] = []  # the step under way, in this process
+
+
+class NeedsMiddle(BaseException):
+    """What a step does that cannot wait for its end. Nobody but us catches it."""
+
+
+class ReplicaContext:
+    """What a step can ask for while it runs: `duoka.tensorflow.get_replica_context()`."""
+
+    def __init__(self, strategy: Any, replica: Any, losses: Losses, num_replicas: int, all_reduce: Any = None) -> None:
+        self.strategy, self.losses, self.num_replicas_in_sync = strategy, losses, num_replicas
+        self.replica_id_in_sync_group = replica
+        self._all_reduce = all_reduce
+
+    @property
+    def replica_id(self) -> Any:
+        return self.replica_id_in_sync_group
+
+    def all_reduce(self, reduce_op: Any, value: Any) -> Any:
+        """Over all replicas, in the middle of a step: with one replica on each worker."""
+        if self._all_reduce is None:
+            raise NeedsMiddle("it calls all_reduce")
+        return self._all_reduce(reduce_op, value)
+
+
+def get_replica_context() -> ReplicaContext:
+    """Inside `strategy.run`: the replica that runs, and what it can ask for."""
+    if not _open:
+        raise MismatchError(
+            "There is no replica here.", why="a replica context exists inside strategy.run.", do="call it in the step."
+        )
+    return _open[-1]
+
+
+def is_open() -> bool:
+    return bool(_open)
+
+
+class Watched:
+    """The calls of optimizers and the generators of one run, or one tracing, of a step."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.generators: dict[int, Any] = {}
+        self.first_update_at = 0  # how many operations the graph had
+
+    @contextmanager
+    def watching(
+        self, context: ReplicaContext, see_generator: Callable[[Any], None] = lambda state: None
+    ) -> Iterator[None]:
+        def see(state: Any) -> None:
+            self.generators[id(state)] = state
+            see_generator(state)
+
+        with ExitStack() as stack:
+            stack.enter_context(context.losses.patched())
+            stack.enter_context(watching_generators(see))
+            stack.enter_context(watching_updates(self._record))
+            stack.enter_context(_entered(context))
+            yield
+
+    def _record(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        if not self.updates:
+            graph = tf.compat.v1.get_default_graph()
+            self.first_update_at = 0 if tf.executing_eagerly() else len(graph.get_operations())
+        self.updates.append(Update(optimizer, gradients, variables))
+
+
+@contextmanager
+def _entered(context: ReplicaContext) -> Iterator[None]:
+    former = tf.distribute.get_replica_context
+    tf.distribute.get_replica_context = get_replica_context
+    _open.append(context)
+    try:
+        yield
+    finally:
+        _open.pop()
+        tf.distribute.get_replica_context = former

@@ -1,0 +1,143 @@
+"""What one traced or one eager step does: gradients, state, results; and what is done with those of all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from duoka.collectives.packing import Kind, Packing
+from duoka.frameworks.keras.outcome import Total
+from duoka.frameworks.tensorflow.outputs import Outputs
+from duoka.frameworks.tensorflow.recording import Update
+from duoka.frameworks.tensorflow.turns import Contents
+from duoka.frameworks.tensorflow.values import EachReplica, LocalParts
+from duoka.frameworks.tensorflow.variables import Merge, raw
+
+
+class Step:
+    def __init__(
+        self,
+        name: str,
+        updates: Sequence[Update],
+        written: Sequence[tuple[Any, Merge]],
+        seeds: Sequence[Any],
+        outputs: Outputs,
+        is_sparse: Callable[[Any], bool],
+    ) -> None:
+        self.updates, self.outputs = list(updates), outputs
+        self.moving = [variable for variable, merge in written if merge is Merge.MEAN]
+        self.sums = [variable for variable, merge in written if merge is Merge.SUM]
+        seed_ids = {id(seed) for seed in seeds}
+        first = [variable for variable, merge in written if merge is Merge.FIRST and id(variable) not in seed_ids]
+        self.seeds = list(seeds)
+        self.others = [*first, *self.seeds]
+        self._present = [gradient for update in updates for gradient in update.gradients if gradient is not None]
+        self._is_sparse = [is_sparse(gradient) for gradient in self._present]
+        self.contents = Contents(
+            name,
+            tuple(self._is_sparse),
+            len(self.moving),
+            len(self.others),
+            len(self.seeds),
+            len(self.sums),
+            len(outputs.numbers),
+            len(outputs.arrays),
+        )
+
+    @property
+    def written(self) -> list[Any]:
+        return [*self.moving, *self.others, *self.sums]
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that must be the same on all workers before the first step, each once."""
+        trained = [raw(variable) for update in self.updates for variable in update.variables]
+        slots = [raw(slot) for update in self.updates for slot in _slots_of(update.optimizer)]
+        return list({id(variable): variable for variable in [*trained, *self.written, *slots]}.values())
+
+    @property
+    def gradients(self) -> list[Any]:
+        """As tensors: slices are their indices and values."""
+        tensors: list[Any] = []
+        for gradient, sparse in zip(self._present, self._is_sparse, strict=True):
+            if sparse:
+                tensors += [tf.cast(gradient.indices, tf.int64), gradient.values]
+            else:
+                tensors.append(tf.convert_to_tensor(gradient))
+        return tensors
+
+    @property
+    def num_gradient_arrays(self) -> int:
+        return sum(2 if sparse else 1 for sparse in self._is_sparse)
+
+    # What comes back.
+
+    def total_of(self, num_replicas: int) -> Total:
+        """Where everything lies in the flat arrays, before there are any."""
+        dense = [self._kind(at) for at, sparse in enumerate(self._is_sparse) if not sparse]
+        moving = [_kind(variable.dtype, variable.shape) for variable in self.moving]
+        sums = [_kind(variable.dtype, variable.shape) for variable in self.sums]
+        numbers = [_kind(number.dtype, [num_replicas]) for number in self.outputs.numbers]
+        counts = len(dense), len(moving), 0, len(sums) + len(numbers)
+        return Total(Packing([*dense, *moving, *sums, *numbers]), [], [], [], counts)
+
+    def _kind(self, place: int) -> Kind:
+        gradient, variable = self._present[place], self._trained[place]
+        return _kind(gradient.dtype, variable.shape)
+
+    @property
+    def _trained(self) -> list[Any]:
+        """The variables that gradients are of, without those that have none."""
+        return [
+            variable
+            for update in self.updates
+            for gradient, variable in zip(update.gradients, update.variables, strict=True)
+            if gradient is not None
+        ]
+
+    @property
+    def slices_like(self) -> list[tuple[list[Any], Any]]:
+        """The shapes and types of indices and values that come back."""
+        like: list[tuple[list[Any], Any]] = []
+        for gradient, sparse in zip(self._present, self._is_sparse, strict=True):
+            if sparse:
+                like += [([None], "int64"), ([None, *gradient.values.shape[1:]], gradient.values.dtype.name)]
+        return like
+
+    def apply(self, parts: Sequence[Sequence[Any]], slices: Sequence[Any], others: Sequence[Any]) -> None:
+        """State first, then the optimizers, in the order in which the step called them."""
+        dense, moving, _, sums = parts
+        for variable, value in [*zip(self.moving, moving, strict=True), *zip(self.others, others, strict=True)]:
+            variable.assign(value)
+        for variable, added in zip(self.sums, sums[: len(self.sums)], strict=True):
+            variable.assign_add(added)
+        whole, pairs = iter(dense), iter(zip(slices[::2], slices[1::2], strict=True))
+        together = []
+        for variable, sparse in zip(self._trained, self._is_sparse, strict=True):
+            if sparse:
+                indices, values = next(pairs)
+                together.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int64)))
+            else:
+                together.append(next(whole))
+        given = iter(together)
+        for update in self.updates:
+            update.apply([None if gradient is None else next(given) for gradient in update.gradients])
+
+    def results(self, numbers: Sequence[Any], arrays: Sequence[Any], replicas: Any) -> Any:
+        """Numbers come as three tensors each, arrays as two."""
+        return self.outputs.rebuild(
+            [EachReplica(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)],
+            [LocalParts(arrays[at], arrays[at + 1], replicas) for at in range(0, len(arrays), 2)],
+        )
+
+
+def _kind(dtype: Any, shape: Any) -> Kind:
+    return Kind(np.dtype(dtype.as_numpy_dtype), tuple(int(size) for size in shape))
+
+
+def _slots_of(optimizer: Any) -> list[Any]:
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)

@@ -1,0 +1,83 @@
+"""The variables that a step writes to by itself, and how what replicas make of them is merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+from duoka.frameworks.subclasses import subclasses_of
+
+_WRITERS = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "scatter_sub",
+    "scatter_add",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_div",
+    "scatter_update",
+    "batch_scatter_update",
+    "scatter_nd_sub",
+    "scatter_nd_add",
+    "scatter_nd_update",
+    "scatter_nd_max",
+    "scatter_nd_min",
+)
+
+
+class Merge(Enum):
+    MEAN = "mean"  # weighted by rows
+    SUM = "sum"  # of what each replica adds
+    FIRST = "first"  # replica 0's
+
+
+def merge_of(variable: Any, *, is_seed: bool = False) -> Merge:
+    """As its `aggregation` says. Without one: floats to a mean, as for BatchNorm; anything else is replica 0's."""
+    if is_seed or variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        return Merge.FIRST
+    if variable.aggregation == tf.VariableAggregation.SUM:
+        return Merge.SUM
+    return Merge.MEAN if variable.dtype.is_floating else Merge.FIRST
+
+
+def start_of(variable: Any, before: Any, merge: Merge) -> Any:
+    """In a graph, the value that each replica starts from: sums of floats at zero, so that what is added is exact."""
+    return tf.zeros_like(before) if merge is Merge.SUM and variable.dtype.is_floating else before
+
+
+@contextmanager
+def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
+    """Outside of graphs: `see` gets each variable before it is written to."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            see(variable)
+            return original(variable, *args, **kwargs)
+
+        return write
+
+    replaced = [
+        (kind, name, kind.__dict__[name])
+        for kind in subclasses_of(BaseResourceVariable)
+        for name in _WRITERS
+        if name in kind.__dict__
+    ]
+    for kind, name, original in replaced:
+        setattr(kind, name, make(original))
+    try:
+        yield
+    finally:
+        for kind, name, original in replaced:
+            setattr(kind, name, original)
+
+
+def raw(variable: Any) -> Any:
+    """The TensorFlow variable behind one of Keras."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
