@@ -85,7 +85,9 @@ def test_gpt_has_the_losses_of_the_plain_script_although_replicas_hold_different
 # CIFAR-10.
 
 
-@pytest.mark.parametrize(("script", "command"), [("before", PYTHON), ("after", on_workers(2, 4))])
+@pytest.mark.parametrize(
+    ("script", "command"), [pytest.param("before", PYTHON, marks=pytest.mark.slow), ("after", on_workers(2, 4))]
+)
 def test_cifar_goes_on_from_its_newest_checkpoint(tmp_path, script, command):
     options = ("--width", "16", "--decay-epochs", "1", "--checkpoints", str(tmp_path / "saved"))
     first = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "1", *options)

@@ -86,20 +86,19 @@ def test_replicas_train_to_the_numbers_of_the_plain_script(num_replicas):
     _compare(run(0, 0, *NUMBERS), run(1, num_replicas, *NUMBERS), NUMBERS)
 
 
-def test_unusual_loops_end_with_the_same_bits_on_any_number_of_workers():
+@pytest.mark.parametrize("num_workers", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_unusual_loops_end_with_the_same_bits_on_any_number_of_workers(num_workers):
     names = [name for name in (*MORE_NUMBERS, *BITS_ONLY) if name not in WHOLE_SHARES]
     alone = run(1, 4, *names, script=UNUSUAL)
-    for num_workers in (2, 3):
-        together = run(num_workers, 4, *MORE_NUMBERS, *BITS_ONLY, script=UNUSUAL)
-        assert {name: together[name]["sha256"] for name in names} == {name: alone[name]["sha256"] for name in names}
+    together = run(num_workers, 4, *MORE_NUMBERS, *BITS_ONLY, script=UNUSUAL)
+    assert {name: together[name]["sha256"] for name in names} == {name: alone[name]["sha256"] for name in names}
 
 
 @pytest.mark.parametrize(
     ("num_workers", "num_replicas"),
     [
-        (2, 4),
         (3, 4),
-        *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 3), (1, 3), (1, 8))),
+        *(pytest.param(*numbers, marks=pytest.mark.slow) for numbers in ((2, 4), (2, 3), (1, 3), (1, 8))),
     ],
 )
 def test_unusual_loops_train_to_the_numbers_of_the_plain_script(num_workers, num_replicas):

@@ -99,9 +99,8 @@ def calm(tmp_path_factory) -> Ended:
     return run(tmp_path_factory.mktemp("calm"), TRAIN_AND_DIE, "never", env={})
 
 
-@pytest.mark.parametrize(
-    "moment", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("depositing", "sent")), "gathering"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["depositing", "sent", "gathering"])
 def test_a_training_that_loses_a_worker_ends_with_the_bits_of_a_calm_one(tmp_path, calm, moment):
     struck = run(tmp_path / "struck", TRAIN_AND_DIE, moment, env=BY_TORCH)
     assert "about to die" in struck.log(1)

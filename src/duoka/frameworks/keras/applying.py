@@ -8,6 +8,8 @@ from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from duoka.frameworks.subclasses import subclasses_of
+
 Exchange = Callable[[list[Any]], list[Any]]
 
 
@@ -24,7 +26,7 @@ class Applying:
     @contextmanager
     def watching(self) -> Iterator[None]:
         replaced = []
-        for kind in _kinds(BaseOptimizer):
+        for kind in subclasses_of(BaseOptimizer):
             for name, make in (("apply", self._make_apply), ("stateless_apply", self._make_stateless_apply)):
                 if name in kind.__dict__:
                     replaced.append((kind, name, kind.__dict__[name]))
@@ -58,11 +60,3 @@ class Applying:
             yield not was_inside
         finally:
             self.is_inside = was_inside
-
-
-def _kinds(kind: type) -> list[type]:
-    found: dict[type, None] = {kind: None}
-    below: type
-    for below in kind.__subclasses__():
-        found.update(dict.fromkeys(_kinds(below)))
-    return list(found)

@@ -42,7 +42,7 @@ class Arguments:
             raise MismatchError(
                 f"The tensors of a batch have {', '.join(map(str, sorted(known)))} rows.",
                 why="replicas take parts of a batch, so that its tensors must have the same number of rows.",
-                do="wrap what is split with strategy.distribute_dataset; then anything else goes to every replica whole.",
+                do="give batches of strategy.distribute_dataset: then anything else goes to every replica whole.",
             )
 
     def count_rows(self, num_replicas: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.in_graph import flatten
 from duoka.frameworks.tensorflow.losses import Losses
+from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.randomness import state_of_replica
-from duoka.frameworks.tensorflow.replica import ReplicaContext, Watched
+from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step
 from duoka.frameworks.tensorflow.turns import NOBODY, Turns
-from duoka.frameworks.tensorflow.variables import merge_of, watching_writes
+from duoka.frameworks.tensorflow.variables import merge_of, raw, watching_reads, watching_writes
 
 
 class EagerRun:
@@ -30,8 +32,9 @@ class EagerRun:
         turns: Turns,
         strategy: Any,
         agree: Callable[[Sequence[Any]], bool],
+        middle: Middle | None,
     ) -> None:
-        self._turns, self._strategy, self._agree = turns, strategy, agree
+        self._turns, self._strategy, self._agree, self._middle = turns, strategy, agree, middle
         self._before: dict[int, tuple[Any, Any]] = {}  # variables that were written to, and their values
         self._seeds: dict[int, Any] = {}
 
@@ -41,7 +44,7 @@ class EagerRun:
         step = None
         while position[0] != NOBODY:
             step = self._compute(function, name, arguments, position, factors)
-            if self._agree(step.variables):
+            if self._middle is None and self._agree(step.variables):
                 continue  # they were different here: once more
             position, factors = self._turns.deposit(int(position[0]), step.contents, self._leave(step))
         assert step is not None
@@ -51,13 +54,12 @@ class EagerRun:
         self, function: Callable[..., Any], name: str, arguments: Arguments, position: Array, factors: Array
     ) -> Step:
         replica, start, stop = (int(number) for number in position)
-        watched, touched = Watched(), dict[int, Any]()
-        context = ReplicaContext(
-            self._strategy, tf.constant(replica, tf.int32), Losses(*map(float, factors)), self._strategy.replicas
-        )
+        watched, touched = Watched(self._middle.exchange if self._middle else None), dict[int, Any]()
+        losses = Losses(*map(float, factors))
+        context = ReplicaContext(self._strategy, tf.constant(replica, tf.int32), losses, self._middle)
 
         def see(variable: Any) -> None:
-            if id(variable) in touched:
+            if id(variable) in touched or watched.is_updating:
                 return
             touched[id(variable)] = variable
             if id(variable) not in self._before:
@@ -71,19 +73,27 @@ class EagerRun:
 
         args, kwargs = arguments.with_rows([leaf[start:stop] for leaf in arguments.rows])
         try:
-            with watching_writes(see), watched.watching(context, see_generator):
+            with watching_writes(see), self._refusing_reads(watched), watched.watching(context, see_generator):
                 outputs = Outputs(function(*args, **kwargs))
-            pairs = [
-                (variable, merge_of(variable, is_seed=key in self._seeds)) for key, variable in touched.items()
-            ]
+            pairs = [(variable, merge_of(variable, is_seed=key in self._seeds)) for key, variable in touched.items()]
             seeds = [variable for key, variable in touched.items() if key in self._seeds]
-            step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse)
+            is_updated = self._middle is not None
+            step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse, is_updated=is_updated)
             self._after = {key: np.array(variable) for key, variable in touched.items()}
         finally:
             for key in touched:
                 variable, before = self._before[key]
                 variable.assign(before)
         return step
+
+    def _refusing_reads(self, watched: Watched) -> AbstractContextManager[None]:
+        """After an update its variables have new values; here they get them at the end, so nobody may look before."""
+
+        def see(variable: Any) -> None:
+            if any(raw(other) is variable for update in watched.updates for other in update.variables):
+                raise NeedsMiddle("it uses weights after it has applied gradients")
+
+        return watching_reads(see) if self._middle is None else nullcontext()
 
     def _leave(self, step: Step) -> list[Array]:
         """What this replica's step has left, as arrays."""

@@ -17,9 +17,10 @@ from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.graphs import is_stateful_random, is_write, walk
 from duoka.frameworks.tensorflow.losses import Losses
+from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
-from duoka.frameworks.tensorflow.step import Step
+from duoka.frameworks.tensorflow.step import Step, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
 from duoka.frameworks.tensorflow.variables import merge_of, raw, start_of
 
@@ -35,9 +36,11 @@ class GraphRun:
         host: TensorFlowHost,
         strategy: Any,
         tell: Callable[[str], None],
-        agree: Callable[[Sequence[Any]], None],
+        agree: Callable[[Sequence[Any]], bool],
+        middle: Middle | None,
     ) -> None:
         self._turns, self._host, self._strategy, self._tell, self._agree = turns, host, strategy, tell, agree
+        self._middle = middle
         self._owners: list[Any] = []
 
     def run(self, function: Callable[..., Any], name: str, arguments: Arguments, *, jit_compile: Any = None) -> Any:
@@ -66,18 +69,18 @@ class GraphRun:
     def _trace(
         self, function: Callable[..., Any], name: str, arguments: Arguments, jit_compile: Any
     ) -> tuple[Any, Step]:
-        watched = Watched()
+        watched = Watched(self._middle.exchange if self._middle else None)
         returned: list[Any] = []
 
         def traced(rows: Sequence[Any], position: Any, factors: Any) -> list[Any]:
             losses = Losses(factors[0], factors[1])
             replica = tf.cast(position[0], tf.int32)
-            context = ReplicaContext(self._strategy, replica, losses, self._strategy.replicas)
+            context = ReplicaContext(self._strategy, replica, losses, self._middle)
             args, kwargs = arguments.with_rows(rows)
             with watched.watching(context):
                 outputs = Outputs(function(*args, **kwargs))
-            returned[:] = [outputs, *watched.updates]
-            step = Step(name, watched.updates, [], [], outputs, _is_sparse)
+            returned[:] = [outputs]
+            step = self._step(name, watched, [], [], outputs)
             return [*step.gradients, *outputs.numbers, *outputs.arrays]
 
         specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in arguments.rows]
@@ -85,8 +88,10 @@ class GraphRun:
         compiled = tf.function(traced, input_signature=signature, autograph=False, jit_compile=jit_compile)
         body = compiled.get_concrete_function()
         graph = body.graph
-        _refuse_reads(graph, watched)
-        written = _written(graph)
+        if self._middle is None:
+            _refuse_reads(graph, watched)
+        trained = {id(variable) for variable in trained_by(watched.updates)} if self._middle else set()
+        written = [variable for variable in _written(graph) if id(variable) not in trained]
         seeds = [variable for variable in written if id(variable) in watched.generators or _is_seed(variable)]
         if any(is_stateful_random(operation) for operation, _ in walk(graph)):
             self._tell(
@@ -95,9 +100,11 @@ class GraphRun:
             )
         seed_ids = {id(seed) for seed in seeds}
         pairs = [(variable, merge_of(variable, is_seed=id(variable) in seed_ids)) for variable in written]
-        step = Step(name, watched.updates, pairs, seeds, returned[0], _is_sparse)
         self._owners.append(compiled)  # a graph lives no longer than its function
-        return body, step
+        return body, self._step(name, watched, pairs, seeds, returned[0])
+
+    def _step(self, name: str, watched: Watched, written: Any, seeds: Any, outputs: Outputs) -> Step:
+        return Step(name, watched.updates, written, seeds, outputs, _is_sparse, is_updated=self._middle is not None)
 
     def _compute(
         self, body: Any, step: Step, arguments: Arguments, before: dict[int, Any], given: Sequence[Any], needs: Any

@@ -21,6 +21,8 @@ from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_
 from duoka.frameworks.tensorflow.eagerly import EagerRun
 from duoka.frameworks.tensorflow.in_graph import GraphRun
 from duoka.frameworks.tensorflow.losses import weigh_rows
+from duoka.frameworks.tensorflow.middle import Middle, refuse_more_replicas
+from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, get_replica_context, is_open
 from duoka.frameworks.tensorflow.start import agree_on_variables
 from duoka.frameworks.tensorflow.turns import Progress, Turns
@@ -32,9 +34,11 @@ class Loop:
         self._collective, self._strategy = collective, strategy
         self._told: set[str] = set()
         self.progress = Progress()
-        self._turns = Turns(collective, Memory(collective), self.progress, self.tell_once)
-        self._wire = Wire(collective)
-        self._host = TensorFlowHost(self._wire)
+        wire = Wire(collective)
+        self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once)
+        self._host = TensorFlowHost(wire)
+        self._middle = Middle(wire, self._host)
+        self._cannot_wait: dict[Any, str] = {}  # functions that exchange in their middle, and why
         self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
         self._graphs: dict[Any, Any] = {}  # of tf.functions that were given to run
 
@@ -71,32 +75,37 @@ class Loop:
             self._graphs[function] = tf.function(run, reduce_retracing=True)
         return self._graphs[function]
 
-    def _run_in_graph(
-        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], jit_compile: Any
-    ) -> Any:
+    def _run_in_graph(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], jit_compile: Any) -> Any:
         arguments = Arguments(args, kwargs, self.tell_once)
         converted = tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
-        run = GraphRun(self._turns, self._host, self._strategy, self.tell_once, self._agree)
-        name = _name_of(function)
-        try:
-            return run.run(converted, name, arguments, jit_compile=jit_compile)
-        except NeedsMiddle as reason:
-            raise self._cannot_wait(name, reason) from None
+
+        def run(middle: Middle | None) -> Any:
+            graph = GraphRun(self._turns, self._host, self._strategy, self.tell_once, self._agree, middle)
+            return graph.run(converted, _name_of(function), arguments, jit_compile=jit_compile)
+
+        return self._waiting(function, run)
 
     def _run_eagerly(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         arguments = Arguments(args, kwargs, self.tell_once)
-        name = _name_of(function)
-        try:
-            return EagerRun(self._turns, self._strategy, self._agree).run(function, name, arguments)
-        except NeedsMiddle as reason:
-            raise self._cannot_wait(name, reason) from None
 
-    def _cannot_wait(self, name: str, reason: BaseException) -> MismatchError:
-        return MismatchError(
-            f"{name} cannot run on replicas: {reason}.",
-            why="gradients of all replicas are applied together, after the last one has run.",
-            do="apply gradients at the end of the step.",
-        )
+        def run(middle: Middle | None) -> Any:
+            eager = EagerRun(self._turns, self._strategy, self._agree, middle)
+            return eager.run(function, _name_of(function), arguments)
+
+        return self._waiting(function, run)
+
+    def _waiting(self, function: Callable[..., Any], run: Callable[[Middle | None], Any]) -> Any:
+        """With updates at the end of the step, unless it shows that they cannot wait."""
+        key = getattr(function, "__code__", function)
+        if key not in self._cannot_wait:
+            try:
+                return run(None)
+            except NeedsMiddle as need:
+                self._cannot_wait[key] = str(need)
+        name, reason = _name_of(function), self._cannot_wait[key]
+        refuse_more_replicas(name, reason, self._collective.num_replicas, len(self._collective.workers))
+        self.tell_once(f"{name} exchanges at each update, because {reason}: a worker that is lost ends the run")
+        return run(self._middle)
 
     def _agree(self, variables: Sequence[Any]) -> bool:
         """On the values of variables that were not seen before. True where this worker had other ones."""
@@ -127,7 +136,7 @@ class Loop:
     # Results.
 
     def reduce(self, op: Any, value: Any, axis: int | None) -> Any:
-        is_mean = _is_mean(op)
+        is_mean = read_op(op)
         return tf.nest.map_structure(lambda leaf: self._reduce(is_mean, leaf, axis), value)
 
     def _reduce(self, is_mean: bool, value: Any, axis: int | None) -> Any:
@@ -142,7 +151,7 @@ class Loop:
             return self._reduce_parts(is_mean, value, axis)
         if isinstance(value, Rows):
             raise MismatchError(
-                "strategy.reduce was given a batch.", do="compute with it in strategy.run, and reduce what that returns."
+                "strategy.reduce was given a batch.", do="compute with it in strategy.run; reduce what that returns."
             )
         if self._collective.num_replicas > 1 and not is_mean:
             raise MismatchError(
@@ -196,7 +205,7 @@ class Loop:
         if len(all_shapes) > 1:
             raise MismatchError(
                 f"strategy.reduce was given values of different shapes: {', '.join(map(str, sorted(all_shapes)))}.",
-                why="replicas have different numbers of rows, and without an axis their values are added up as they are.",
+                why="replicas have different numbers of rows; without an axis their values are added up as they are.",
                 do="give axis=0, or reduce to a number in the step.",
             )
 
@@ -265,7 +274,8 @@ class Loop:
 def _check_call(function: Any, args: Any, kwargs: Any) -> None:
     if not callable(function):
         raise MismatchError(
-            f"strategy.run was given a {type(function).__name__} to run.", do="give it a function: run(step, args=(batch,))."
+            f"strategy.run was given a {type(function).__name__} to run.",
+            do="give it a function: run(step, args=(batch,)).",
         )
     if not isinstance(args, (tuple, list)):
         raise MismatchError(
@@ -273,13 +283,6 @@ def _check_call(function: Any, args: Any, kwargs: Any) -> None:
         )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise MismatchError(f"strategy.run was given a {type(kwargs).__name__} as kwargs.", do="give a dictionary.")
-
-
-def _is_mean(op: Any) -> bool:
-    name = str(getattr(op, "value", op)).lower()
-    if name not in ("sum", "mean"):
-        raise MismatchError(f"strategy.reduce({op!r}).", do='give "sum", "mean", or a tf.distribute.ReduceOp.')
-    return name == "mean"
 
 
 def _name_of(function: Any) -> str:

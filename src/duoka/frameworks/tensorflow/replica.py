@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from duoka.errors import MismatchError
 from duoka.frameworks.tensorflow.losses import Losses
+from duoka.frameworks.tensorflow.middle import Middle
+from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.randomness import watching_generators
 from duoka.frameworks.tensorflow.recording import Update, watching_updates
 
@@ -23,10 +25,14 @@ class NeedsMiddle(BaseException):
 class ReplicaContext:
     """What a step can ask for while it runs: `duoka.tensorflow.get_replica_context()`."""
 
-    def __init__(self, strategy: Any, replica: Any, losses: Losses, num_replicas: int, all_reduce: Any = None) -> None:
-        self.strategy, self.losses, self.num_replicas_in_sync = strategy, losses, num_replicas
+    def __init__(self, strategy: Any, replica: Any, losses: Losses, middle: Middle | None) -> None:
+        self.strategy, self.losses = strategy, losses
         self.replica_id_in_sync_group = replica
-        self._all_reduce = all_reduce
+        self._middle = middle
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return int(self.strategy.replicas)
 
     @property
     def replica_id(self) -> Any:
@@ -34,9 +40,11 @@ class ReplicaContext:
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
         """Over all replicas, in the middle of a step: with one replica on each worker."""
-        if self._all_reduce is None:
+        is_mean = read_op(reduce_op)
+        if self._middle is None:
             raise NeedsMiddle("it calls all_reduce")
-        return self._all_reduce(reduce_op, value)
+        middle = self._middle
+        return tf.nest.map_structure(lambda leaf: middle.all_reduce(is_mean, leaf), value)
 
 
 def get_replica_context() -> ReplicaContext:
@@ -53,9 +61,14 @@ def is_open() -> bool:
 
 
 class Watched:
-    """The calls of optimizers and the generators of one run, or one tracing, of a step."""
+    """The calls of optimizers and the generators of one run, or one tracing, of a step.
 
-    def __init__(self) -> None:
+    Updates are held back; or, with `exchange`, done where they stand, with the gradients that it gives.
+    """
+
+    def __init__(self, exchange: Callable[[Sequence[Any]], list[Any]] | None = None) -> None:
+        self._exchange = exchange
+        self.is_updating = False
         self.updates: list[Update] = []
         self.generators: dict[int, Any] = {}
         self.first_update_at = 0  # how many operations the graph had
@@ -71,15 +84,21 @@ class Watched:
         with ExitStack() as stack:
             stack.enter_context(context.losses.patched())
             stack.enter_context(watching_generators(see))
-            stack.enter_context(watching_updates(self._record))
+            stack.enter_context(watching_updates(self._update))
             stack.enter_context(_entered(context))
             yield
 
-    def _record(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
-        if not self.updates:
-            graph = tf.compat.v1.get_default_graph()
-            self.first_update_at = 0 if tf.executing_eagerly() else len(graph.get_operations())
+    def _update(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
+        if not self.updates and not tf.executing_eagerly():
+            self.first_update_at = len(tf.compat.v1.get_default_graph().get_operations())
         self.updates.append(Update(optimizer, gradients, variables))
+        if self._exchange is None:
+            return None
+        self.is_updating = True
+        try:
+            return original(optimizer, self._exchange(gradients), variables)
+        finally:
+            self.is_updating = False
 
 
 @contextmanager

@@ -26,18 +26,23 @@ class Step:
         seeds: Sequence[Any],
         outputs: Outputs,
         is_sparse: Callable[[Any], bool],
+        *,
+        is_updated: bool = False,
     ) -> None:
-        self.updates, self.outputs = list(updates), outputs
+        """With `is_updated`, optimizers have done their work already."""
+        self._all_updates, self.outputs = list(updates), outputs
+        self.updates = [] if is_updated else self._all_updates
         self.moving = [variable for variable, merge in written if merge is Merge.MEAN]
         self.sums = [variable for variable, merge in written if merge is Merge.SUM]
         seed_ids = {id(seed) for seed in seeds}
         first = [variable for variable, merge in written if merge is Merge.FIRST and id(variable) not in seed_ids]
         self.seeds = list(seeds)
         self.others = [*first, *self.seeds]
-        self._present = [gradient for update in updates for gradient in update.gradients if gradient is not None]
+        self._present = [gradient for update in self.updates for gradient in update.gradients if gradient is not None]
         self._is_sparse = [is_sparse(gradient) for gradient in self._present]
         self.contents = Contents(
             name,
+            bool(updates),
             tuple(self._is_sparse),
             len(self.moving),
             len(self.others),
@@ -54,9 +59,7 @@ class Step:
     @property
     def variables(self) -> list[Any]:
         """All that must be the same on all workers before the first step, each once."""
-        trained = [raw(variable) for update in self.updates for variable in update.variables]
-        slots = [raw(slot) for update in self.updates for slot in _slots_of(update.optimizer)]
-        return list({id(variable): variable for variable in [*trained, *self.written, *slots]}.values())
+        return distinct([*trained_by(self._all_updates), *self.written])
 
     @property
     def gradients(self) -> list[Any]:
@@ -136,6 +139,16 @@ class Step:
 
 def _kind(dtype: Any, shape: Any) -> Kind:
     return Kind(np.dtype(dtype.as_numpy_dtype), tuple(int(size) for size in shape))
+
+
+def trained_by(updates: Sequence[Update]) -> list[Any]:
+    """The variables that optimizers have or will have changed, their own included."""
+    trained = [raw(variable) for update in updates for variable in update.variables]
+    return distinct([*trained, *(raw(slot) for update in updates for slot in _slots_of(update.optimizer))])
+
+
+def distinct(variables: Sequence[Any]) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def _slots_of(optimizer: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.note import Note, compare
 from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.transfer import Transfer, digest_of
+from duoka.frameworks.keras.wire import Wire
 from duoka.frameworks.tensorflow.randomness import state_of_replica
 from duoka.topology.tree import Node, fold
 
@@ -31,6 +32,7 @@ class Contents:
     """The arrays that one replica's step hands over, in this order; equal for steps that can be exchanged."""
 
     name: str
+    is_training: bool
     is_sparse: tuple[bool, ...]  # gradients: those that are slices are two arrays
     num_moving: int
     num_others: int
@@ -50,9 +52,15 @@ class Progress:
 
 class Turns:
     def __init__(
-        self, collective: Collective, memory: Memory, progress: Progress, tell: Callable[[str], None]
+        self,
+        collective: Collective,
+        memory: Memory,
+        wire: Wire,
+        progress: Progress,
+        tell: Callable[[str], None],
     ) -> None:
         self._collective, self._memory, self._progress, self._tell = collective, memory, progress, tell
+        self._wire = wire  # for steps that exchange in their middle: it knows the rows
         self._transfers: dict[Any, Transfer] = {}
         self._is_open = False  # a step has been taken by this worker, and its end has not been said
         self._reset(0, 0, [])
@@ -72,6 +80,9 @@ class Turns:
         if total_rows == 0:
             raise MismatchError("strategy.run was given a batch without rows.", do="leave empty batches out.")
         self._progress.rows = total_rows
+        self._wire.begin(
+            len(share(total_rows, self._collective.num_replicas, self._collective.replicas[0])), total_rows
+        )
         self._reset(total_rows, data, seeds)
         return self._needs_of(self._collective.replicas[0])
 
@@ -82,7 +93,7 @@ class Turns:
         if self._transfer is None:
             self._contents = contents
             self._transfer = self._transfer_for(outcome, replica, contents)
-            kind = "step" if contents.is_sparse else "run after step"
+            kind = "step" if contents.is_training else "run after step"
             name = f"of {kind} {self._progress.step} ({contents.name}), {self._total_rows} rows"
             self._exchange = self._transfer.open(name)
         assert self._exchange is not None
@@ -126,7 +137,7 @@ class Turns:
             ],
             np.array(replicas, np.int32),
         )
-        self._progress.step += bool(contents.is_sparse)
+        self._progress.step += contents.is_training
         self._is_open = True
         return result
 
@@ -140,7 +151,8 @@ class Turns:
     def _sum_up(self, values: Array) -> tuple[Array, Array, Array]:
         counts = [self._num_rows(replica) for replica in range(len(values))]
         wide = values if values.dtype.kind == "f" and values.dtype.itemsize >= 4 else values.astype(np.float64)
-        weighted = [value * wide.dtype.type(count / self._total_rows) for value, count in zip(wide, counts, strict=True)]
+        weights = [wide.dtype.type(count / self._total_rows) for count in counts]
+        weighted = [value * weight for value, weight in zip(wide, weights, strict=True)]
         mean = _add_up(weighted).astype(values.dtype if values.dtype.kind == "f" else np.float64)
         return values, _add_up(list(values)), mean
 

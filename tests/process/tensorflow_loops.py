@@ -1,0 +1,407 @@
+"""Small TensorFlow loops, run as a script on some number of workers; prints one JSON line of digests and numbers.
+
+    duoka run --devices W --replicas R tests/process/tensorflow_loops.py [name ...]
+
+With --plain each scenario is also trained in the ordinary way, on one device. With --struck worker 1 dies in one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from contextlib import nullcontext
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import duoka
+import duoka.tensorflow
+
+ROWS = 93  # of 12 a batch: the last one has 9, of which some replicas have more than others
+
+
+class Plain:
+    """One device: what a script without a strategy does."""
+
+    replicas, worker = 1, 0
+
+    def scope(self):
+        return nullcontext()
+
+    def run(self, fn, args=()):
+        return fn(*args)
+
+    def reduce(self, op, value, axis=None):
+        return value
+
+    def distribute_dataset(self, dataset):
+        return dataset
+
+    def average_loss(self, losses, size=None):
+        return tf.reduce_sum(losses) / tf.cast(size or tf.shape(losses)[0], losses.dtype)
+
+
+SCENARIOS = {}
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def batches(size=12, rows=ROWS):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(rows, 6)).astype("float32")
+    tokens = rng.integers(0, 11, size=(rows, 4))
+    y = rng.integers(0, 3, rows)
+    return tf.data.Dataset.from_tensor_slices((x, tokens, y)).shuffle(rows, seed=5).batch(size)
+
+
+def network(*, is_noisy=False, is_regular=False):
+    keras.utils.set_random_seed(4)
+    numbers, words = keras.Input((6,)), keras.Input((4,), dtype="int32")
+    regular = keras.regularizers.L2(1e-2) if is_regular else None
+    hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer=regular)(numbers)
+    if is_noisy:
+        hidden = keras.layers.Dropout(0.3)(keras.layers.BatchNormalization()(hidden))
+    looked_up = keras.layers.Flatten()(keras.layers.Embedding(11, 3)(words))
+    return keras.Model([numbers, words], keras.layers.Dense(3)(keras.layers.Concatenate()([hidden, looked_up])))
+
+
+def each_loss(y, logits):
+    return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+
+
+def train(strategy, model, optimizer, compute_loss, *, is_eager=False, epochs=2, on_batch=lambda number: None):
+    """The loop of the articles. The loss of each step, and the accuracy at the end."""
+    with strategy.scope():
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    variables = model.trainable_variables
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        variables = [variable.value for variable in variables]  # it knows TensorFlow's own
+
+    def train_step(batch):
+        x, tokens, y = batch
+        with tf.GradientTape() as tape:
+            logits = model([x, tokens], training=True)
+            loss = compute_loss(y, logits)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        accuracy.update_state(y, logits)
+        return tf.reduce_mean(each_loss(y, logits))
+
+    def distributed(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    step = distributed if is_eager else tf.function(distributed, reduce_retracing=True)
+    losses, number = [], 0
+    for _ in range(epochs):
+        accuracy.reset_state()
+        for batch in strategy.distribute_dataset(batches()):
+            on_batch(number)
+            losses.append(float(step(batch)))
+            number += 1
+    return describe([*model.variables, *variables_of(optimizer)], [*losses, float(accuracy.result())])
+
+
+def variables_of(optimizer):
+    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
+
+
+def describe(variables, numbers):
+    values = [np.ascontiguousarray(variable.numpy()) for variable in variables]
+    digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+    return {
+        "sha256": digest,
+        "numbers": numbers,
+        "weights": [value.ravel().tolist() for value in values if value.dtype.kind == "f"],
+    }
+
+
+@scenario
+def everything_at_once(strategy):
+    """BatchNorm, dropout, embedding, Adam with clipping, an uneven last batch."""
+    with strategy.scope():
+        model, optimizer = network(is_noisy=True), keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
+    return train(strategy, model, optimizer, lambda y, logits: tf.reduce_mean(each_loss(y, logits)))
+
+
+@scenario
+def everything_eagerly(strategy):
+    with strategy.scope():
+        model, optimizer = network(is_noisy=True), keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
+    return train(strategy, model, optimizer, lambda y, logits: tf.reduce_mean(each_loss(y, logits)), is_eager=True)
+
+
+@scenario
+def two_hundred_steps(strategy):
+    model, optimizer = network(), keras.optimizers.SGD(0.05, momentum=0.9)
+    return train(strategy, model, optimizer, lambda y, logits: strategy.average_loss(each_loss(y, logits)), epochs=26)
+
+
+@scenario
+def losses_of_all_kinds(strategy):
+    """Each says the same on one device: means, parts of means, with and without a size, and regularisers."""
+
+    def train_with(loss, is_regular=False):
+        model = network(is_regular=is_regular)
+        return train(strategy, model, keras.optimizers.SGD(0.1), lambda y, logits: loss(model, y, logits))
+
+    keras_mean = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    kinds = {
+        "average_loss": train_with(lambda model, y, z: strategy.average_loss(each_loss(y, z))),
+        "average_of_12": train_with(lambda model, y, z: strategy.average_loss(each_loss(y, z), 12)),
+        "tf.nn": train_with(lambda model, y, z: average(strategy, each_loss(y, z))),
+        "tf.nn of 12": train_with(lambda model, y, z: average(strategy, each_loss(y, z), 12)),
+        "keras": train_with(lambda model, y, z: keras_mean(y, z)),
+        "raw regulariser": train_with(lambda model, y, z: keras_mean(y, z) + sum(model.losses), is_regular=True),
+        "scaled regulariser": train_with(
+            lambda model, y, z: average(strategy, each_loss(y, z)) + scaled(strategy, model.losses), is_regular=True
+        ),
+    }
+    return {
+        "sha256": [kind["sha256"] for kind in kinds.values()],
+        "numbers": [number for kind in kinds.values() for number in kind["numbers"]],
+        "weights": [weight for kind in kinds.values() for weight in kind["weights"]],
+    }
+
+
+def average(strategy, losses, size=None):
+    if isinstance(strategy, Plain):
+        return strategy.average_loss(losses, size)
+    return tf.nn.compute_average_loss(losses, global_batch_size=size)
+
+
+def scaled(strategy, losses):
+    return sum(losses) if isinstance(strategy, Plain) else tf.nn.scale_regularization_loss(sum(losses))
+
+
+@scenario
+def an_optimizer_of_v1(strategy):
+    model, optimizer = network(), tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
+    return train(strategy, model, optimizer, lambda y, logits: tf.reduce_mean(each_loss(y, logits)))
+
+
+@scenario
+def a_batch_of_one(strategy):
+    """Fewer rows than replicas: some have none."""
+    model, optimizer = network(), keras.optimizers.SGD(0.1)
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    def train_step(batch):
+        x, tokens, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(each_loss(y, model([x, tokens])))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    losses = [float(step(batch)) for batch in strategy.distribute_dataset(batches(size=3, rows=13))]
+    return describe(model.variables, losses)
+
+
+@scenario
+def variables_of_ones_own(strategy):
+    """Sums, means, counters, a generator, weights that are written to without an optimizer."""
+    with strategy.scope():
+        weight = tf.Variable([1.0, -1.0, 0.5, 0.0, 2.0, 1.0])
+        seen = tf.Variable(0, aggregation=tf.VariableAggregation.SUM, trainable=False, dtype=tf.int64)
+        mean = tf.Variable(tf.zeros(6), trainable=False)
+        steps = tf.Variable(0, trainable=False)
+        first = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        generator = tf.random.Generator.from_seed(7)
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    def train_step(batch):
+        x, _, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, weight) - 1) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        seen.assign_add(tf.shape(x, tf.int64)[0])
+        mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(x, 0))
+        steps.assign_add(1)
+        first.assign(first + 1)
+        noise.append(generator.normal([2]))
+        return loss
+
+    noise = []
+    losses = [float(step(batch)) for batch in strategy.distribute_dataset(batches())]
+    found = describe([weight, mean, seen, steps, first, generator.state], losses)
+    return found | {"seen": int(seen), "steps": int(steps), "first": float(first)}
+
+
+@scenario
+def results_of_all_kinds(strategy):
+    """Without an optimizer: predictions come back in the order of rows."""
+    model = network()
+    dataset = batches().take(8)
+
+    @tf.function(reduce_retracing=True)
+    def predict(batch):
+        return strategy.run(forward, args=(batch,))
+
+    def forward(batch):
+        x, tokens, _ = batch
+        logits = model([x, tokens])
+        return {"logits": logits, "rows": tf.shape(x)[0], "sums": tf.reduce_sum(logits, 0)[tf.newaxis]}
+
+    numbers = []
+    for batch in strategy.distribute_dataset(dataset):
+        result = predict(batch)
+        if isinstance(strategy, Plain):
+            logits, rows = result["logits"], result["rows"]
+            total, mean = tf.reduce_sum(logits, 0), tf.reduce_mean(logits, 0)
+            together = result["sums"]
+        else:
+            logits, rows = strategy.gather(result["logits"], axis=0), strategy.reduce("sum", result["rows"])
+            total, mean = (strategy.reduce(op, result["logits"], axis=0) for op in ("sum", "mean"))
+            together = strategy.reduce(tf.distribute.ReduceOp.SUM, result["sums"])
+            local = strategy.experimental_local_results(result["logits"])
+            assert len(local) == len(strategy.local_replicas)
+        for tensor in (logits, total, mean, together):
+            numbers += np.ravel(tensor).tolist()
+        numbers.append(float(rows))
+    return describe(model.variables, numbers)
+
+
+@scenario
+def a_plain_batch_and_a_function_of_tensorflow(strategy):
+    """As the articles do it: a raw batch to `experimental_run_v2`, and a tf.function that is run outside of graphs."""
+    model, optimizer = network(), keras.optimizers.SGD(0.1)
+
+    @tf.function(reduce_retracing=True)
+    def train_step(x, tokens, y, rate=1.0):
+        with tf.GradientTape() as tape:
+            loss = rate * tf.reduce_mean(each_loss(y, model([x, tokens])))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    losses = []
+    for batch in batches():
+        value = strategy.run(train_step, args=batch)
+        losses.append(float(strategy.reduce("mean", value)))
+    return describe(model.variables, losses)
+
+
+@scenario
+def a_loop_inside_the_graph(strategy):
+    model, optimizer = network(), keras.optimizers.SGD(0.1)
+
+    def train_step(batch):
+        x, tokens, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(each_loss(y, model([x, tokens])))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def epoch(dataset):
+        total = 0.0
+        for batch in dataset:
+            total += strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+        return total
+
+    optimizer.build(model.trainable_variables)
+    return describe(model.variables, [float(epoch(strategy.distribute_dataset(batches()))) for _ in range(2)])
+
+
+@scenario
+def two_optimizers(strategy):
+    """A GAN as in TensorFlow's own pages: both gradients first, then both updates."""
+    keras.utils.set_random_seed(1)
+    maker, judge = (keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(n)]) for n in (6, 1))
+    maker.build((None, 2))
+    judge.build((None, 6))
+    optimizers = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2)
+    cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    def train_step(batch):
+        x, _, _ = batch
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            made = judge(maker(x[:, :2]))
+            real = judge(x)
+            fooled = cross_entropy(tf.ones_like(made), made)
+            caught = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(made), made)
+        for tape, loss, model, optimizer in zip(
+            (first, second), (fooled, caught), (maker, judge), optimizers, strict=True
+        ):
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return fooled + caught
+
+    losses = [float(step(batch)) for batch in strategy.distribute_dataset(batches())]
+    return describe([*maker.variables, *judge.variables], losses)
+
+
+@scenario
+def a_death(strategy):
+    def die(number):
+        if number == 5 and strategy.worker == 1 and "--struck" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with strategy.scope():
+        model, optimizer = network(is_noisy=True), keras.optimizers.Adam(1e-2)
+    return train(strategy, model, optimizer, lambda y, z: tf.reduce_mean(each_loss(y, z)), on_batch=die)
+
+
+def in_turns(strategy):
+    """The second half of the step uses what the first half has trained; and `all_reduce` is part of a loss."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)])
+    model.build((None, 6))
+    optimizer = keras.optimizers.SGD(0.1)
+    variables = model.trainable_variables
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    def train_step(batch):
+        x, _, y = batch
+        target = tf.cast(y, tf.float32)[:, tf.newaxis]
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                made = model(x)
+                center = mean_of_all(made)
+                loss = tf.reduce_mean((made - target) ** 2) + tf.reduce_mean((made - center) ** 2)
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    def mean_of_all(made):
+        own = tf.reduce_mean(made)
+        if isinstance(strategy, Plain):
+            return own
+        return tf.distribute.get_replica_context().all_reduce("mean", own)
+
+    losses = [float(step(batch)) for batch in strategy.distribute_dataset(batches())]
+    return describe(model.variables, losses)
+
+
+def main():
+    strategy = duoka.Mirrored()
+    if "--one-each" in sys.argv:
+        SCENARIOS["in_turns"] = in_turns
+    wanted = [name for name in sys.argv[1:] if not name.startswith("--")] or list(SCENARIOS)
+    results = {"ours": {name: SCENARIOS[name](strategy) for name in wanted}}
+    if "--plain" in sys.argv:
+        results["plain"] = {name: SCENARIOS[name](Plain()) for name in wanted}
+    results["step"] = strategy.step
+    print("RESULT " + json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()
