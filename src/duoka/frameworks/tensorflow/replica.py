@@ -81,12 +81,25 @@ class Watched:
             self.generators[id(state)] = state
             see_generator(state)
 
+        self.updates.clear()  # TensorFlow may trace a step twice
         with ExitStack() as stack:
             stack.enter_context(context.losses.patched())
             stack.enter_context(watching_generators(see))
             stack.enter_context(watching_updates(self._update))
-            stack.enter_context(_entered(context))
+            stack.enter_context(self._entered(context))
             yield
+
+    @contextmanager
+    def _entered(self, context: ReplicaContext) -> Iterator[None]:
+        """For the step; Keras's optimizers have sums of their own to ask TensorFlow's context for."""
+        former = tf.distribute.get_replica_context
+        tf.distribute.get_replica_context = lambda: former() if self.is_updating else context
+        _open.append(context)
+        try:
+            yield
+        finally:
+            _open.pop()
+            tf.distribute.get_replica_context = former
 
     def _update(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
         if not self.updates and not tf.executing_eagerly():
@@ -99,15 +112,3 @@ class Watched:
             return original(optimizer, self._exchange(gradients), variables)
         finally:
             self.is_updating = False
-
-
-@contextmanager
-def _entered(context: ReplicaContext) -> Iterator[None]:
-    former = tf.distribute.get_replica_context
-    tf.distribute.get_replica_context = get_replica_context
-    _open.append(context)
-    try:
-        yield
-    finally:
-        _open.pop()
-        tf.distribute.get_replica_context = former
