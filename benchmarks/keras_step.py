@@ -62,7 +62,7 @@ def main() -> None:
             for title, case in cases.items():
                 times = measure(contest, names, title, options.rounds, max(1, round(case.num_steps * options.steps)))
                 numbers.setdefault(title, {})[backend] = times
-                _print_case(f"{title}, {backend}", times)
+                print_case(f"{title}, {backend}", times)
     if "DUOKA_BENCH_JSON" in os.environ:
         Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"keras_step_ms": numbers}))
 
@@ -135,31 +135,37 @@ class Contestant:
 
 def _scope_of(kind: str):
     """What goes around the making of a model."""
-    if kind == "duoka":
-        import duoka
-
-        return duoka.Mirrored(devices=2, threads=1, deadline_s=200).scope
-    if kind in ("mirrored", "hierarchical"):
-        import tensorflow as tf
-
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        collective = None if kind == "mirrored" else tf.distribute.HierarchicalCopyAllReduce()
-        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], collective).scope
     if kind == "dataparallel":
         import keras
 
         devices = keras.distribution.list_devices("cpu")
         assert len(devices) == 2, devices
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
-    return contextlib.nullcontext
+    strategy = make_strategy(kind)
+    return strategy.scope if strategy else contextlib.nullcontext
+
+
+def make_strategy(kind: str):
+    """Of Duoka or of TensorFlow; None where there is none."""
+    if kind == "duoka":
+        import duoka
+
+        return duoka.Mirrored(devices=2, threads=1, deadline_s=200)
+    if kind not in ("mirrored", "hierarchical"):
+        return None
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    collective = None if kind == "mirrored" else tf.distribute.HierarchicalCopyAllReduce()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], collective)
 
 
 def better(times: dict[str, float], kind: str) -> float:
     return min(times[name] for threads in THREADS if (name := f"{kind} {threads}") in times)
 
 
-def _print_case(title: str, times: dict[str, float]) -> None:
+def print_case(title: str, times: dict[str, float]) -> None:
     print(f"{title}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in times.items()))
     kinds = dict.fromkeys(name.rpartition(" ")[0] for name in times if name != "duoka")
     print(

@@ -35,9 +35,9 @@ ALL = (*NOISY, *NUMBERS)
 def run(num_workers: int, num_replicas: int, *words: str) -> tuple[dict, str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
     with tempfile.TemporaryDirectory() as directory:
+        words = ["--devices", str(num_workers), "--replicas", str(num_replicas), str(SCRIPT), *words]
         done = subprocess.run(
-            [sys.executable, "-m", "duoka", "run", "--devices", str(num_workers), "--replicas", str(num_replicas)]
-            + [str(SCRIPT), *words],
+            [sys.executable, "-m", "duoka", "run", *words],
             capture_output=True,
             text=True,
             timeout=590,
