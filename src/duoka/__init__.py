@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from duoka.devices.device import Device as Device
     from duoka.errors import DuokaError as DuokaError
     from duoka.session import Mirrored as Mirrored
+    from duoka.session import device as device
     from duoka.session import devices as devices
     from duoka.session import virtual_devices as virtual_devices
 
@@ -29,13 +30,14 @@ _HOMES = {
     "Device": "duoka.devices.device",
     "DuokaError": "duoka.errors",
     "Mirrored": "duoka.session",
+    "device": "duoka.session",
     "devices": "duoka.session",
     "virtual_devices": "duoka.session",
 }
 
 _MODULES = {"keras", "torch"}  # names borrowed from a framework: loaded on first touch
 
-__all__ = ["Device", "DuokaError", "Mirrored", "devices", "virtual_devices"]
+__all__ = ["Device", "DuokaError", "Mirrored", "device", "devices", "virtual_devices"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import duoka
@@ -21,19 +23,23 @@ from duoka.collectives.shm import SharedMemory
 from duoka.collectives.solo import solo
 from duoka.devices.cpu import available_bytes
 from duoka.devices.device import Device
+from duoka.devices.finding import find_place
 from duoka.devices.memory_limit import limit_memory
 from duoka.devices.names import parse
 from duoka.devices.probe import Inventory, list_devices
+from duoka.devices.settings import keep_first_gpus, limit_devices, read_settings
 from duoka.devices.virtual import choose, cut
 from duoka.errors import DeviceError, LaunchError
-from duoka.frameworks.extra_devices import list_extra_devices
+from duoka.frameworks.extra_devices import list_extra_devices, list_logical_cpus
 from duoka.frameworks.native_device import native_device
+from duoka.frameworks.placing import placing
 from duoka.frameworks.recognise import framework_of
 from duoka.frameworks.saving import list_codecs
 from duoka.frameworks.starting import start_imported_frameworks
 from duoka.monitor.displays import open_display
 from duoka.monitor.progress import Display, Position, Progress
 from duoka.runtime.command import from_process, why_not_here
+from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
 from duoka.runtime.environment import foreign_launcher, threads_given, transport_asked
 from duoka.runtime.launch import launch as launch_workers
@@ -75,6 +81,36 @@ def _inventory() -> Inventory:
         # What was here when the run was planned: the script, run again, must come to the same choice.
         return Inventory(attached.plan.here)
     return list_devices(os.environ, list_extra_devices())
+
+
+_soft_placement = True  # as the newest strategy has it
+
+
+@contextmanager
+def device(name: str | Device, *, soft_placement: bool | None = None) -> Iterator[Device]:
+    """What PyTorch, Keras, TensorFlow and JAX make in this block, they make on the device of that name.
+
+    Every dialect of names is read. What is not here runs on the CPU, and another worker's device means this
+    worker's own; either is said once, or is an error with ``soft_placement=False`` here or in the strategy.
+
+    >>> with device("/cpu:0") as place:
+    ...     print(place)
+    cpu:0
+    """
+    is_soft = _soft_placement if soft_placement is None else soft_placement
+    read_flag(is_soft, "soft_placement")
+    attached = attachment()
+    own = None if attached is None else attached.plan.devices[attached.worker]
+    place = find_place(name, [*_inventory().devices, *list_logical_cpus()], own, soft_placement=is_soft)
+    if place.note:
+        _say_once(place.note)
+    with placing(place.device, is_only_card=attached is not None):
+        yield place.device
+
+
+@cache
+def _say_once(note: str) -> None:
+    say(note)
 
 
 class WorkerSession:
@@ -224,7 +260,10 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
     """Give a strategy its place in a run; in a script outside of one, become the run's supervisor."""
     for name in ("sync_batchnorm", "share_reading", "soft_placement", "log_placement"):
         read_flag(getattr(request, name), name)
-    read_flag(request.exact, "exact", can_be_none=True)
+    for name in ("exact", "allow_growth"):
+        read_flag(getattr(request, name), name, can_be_none=True)
+    global _soft_placement
+    _soft_placement = request.soft_placement
     session = _connect(request)
     if request.log_placement and isinstance(session, WorkerSession):
         session.log_placement()
@@ -239,9 +278,9 @@ def _connect(request: Request) -> WorkerSession | NotebookSession:
         else:
             _check_same_run(request, attached.plan)
         return _join(attached)
-    refuse_other_launchers()
+    refuse_other_launchers(_list_settings(request))
     plan = make_plan(request)
-    if plan.num_replicas == 1 and plan.devices[0].memory_limit_mb is None:
+    if not plan.needs_supervisor:
         return _alone(plan)
     main_module = sys.modules["__main__"]
     reason = why_not_here(
@@ -264,10 +303,17 @@ def _connect(request: Request) -> WorkerSession | NotebookSession:
     become_supervisor(plan, command)
 
 
-def refuse_other_launchers() -> None:
+def _list_settings(request: Request) -> list[str]:
+    """What has to be set before user code runs, as the user wrote it."""
+    names = ("memory_fraction", "memory_limit_mb", "allow_growth", "device_count")
+    return [f"{name}={value!r}" for name in names if (value := getattr(request, name)) is not None]
+
+
+def refuse_other_launchers(settings: Sequence[str] = ()) -> None:
     if launcher := foreign_launcher(os.environ):
+        late = f" It is too late for {' and '.join(settings)}, too." if settings else ""
         raise LaunchError(
-            f"{launcher} has already started several copies of this script.",
+            f"{launcher} has already started several copies of this script.{late}",
             why="Duoka starts its own workers, and each copy would start all of them again.",
             do="start it as `python script.py` or `duoka run script.py`.",
         )
@@ -281,23 +327,32 @@ def _list_monitors() -> list[str]:
 
 def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
     """Decide on devices, replicas and threads. Everything that cannot work is an error here."""
+    settings = read_settings(request.memory_fraction, request.memory_limit_mb, request.device_count)
     inventory = _inventory()
-    choice = choose(request.devices, inventory, request.soft_placement)
+    counted = keep_first_gpus(inventory, settings.num_gpus)
+    choice = choose(request.devices, counted, request.soft_placement)
     given, num_devices = request.replicas, len(choice.devices)
     num_replicas = num_devices if given is None else read_whole_number(given, "replicas", least=0)
     place(num_replicas, range(num_devices))
     threads = request.threads
     threads = threads_given(os.environ) if threads is None else read_whole_number(threads, "threads", least=1)
+    notes = (*counted.notes[len(inventory.notes) :], *choice.notes)
+    allow_growth = request.allow_growth
+    if allow_growth is not None and not any(each.kind == "gpu" for each in choice.devices):
+        notes = (*notes, f"allow_growth={allow_growth} has no meaning on a CPU: its memory is taken as it is needed")
+        allow_growth = None
     return Plan(
-        devices=_without_holders(choice.devices),
+        devices=_without_holders(limit_devices(choice.devices, settings)),
         num_replicas=num_replicas,
         threads=threads_per_worker(num_replicas, inventory.of_kind("cpu")[0].cores or 1, threads),
         seed=read_whole_number(request.seed, "seed", least=0),
         deadline_s=read_seconds(request.deadline_s, "deadline_s"),
-        notes=choice.notes,
+        notes=notes,
         transport=choose_transport(choice.devices, transport_asked(os.environ)),
         command_line=command_line,
         here=_without_holders(inventory.devices),
+        allow_growth=allow_growth,
+        logical_cpus=settings.num_cpus,
     )
 
 
@@ -309,7 +364,8 @@ def _without_holders(devices: Iterable[Device]) -> tuple[Device, ...]:
 def _check_same_run(request: Request, plan: Plan) -> None:
     """The script runs again in each worker; it must ask for the run that was started."""
     wanted = make_plan(request)
-    if (wanted.devices, wanted.num_replicas, wanted.seed) != (plan.devices, plan.num_replicas, plan.seed):
+    names = ("devices", "num_replicas", "seed", "allow_growth", "logical_cpus")
+    if any(getattr(wanted, name) != getattr(plan, name) for name in names):
         raise LaunchError(
             f"This run is {describe_plan(plan)}; the strategy asks for {describe_plan(wanted)}.",
             why="the first strategy of a script decides, and every worker must ask for the same.",
@@ -320,6 +376,12 @@ def _check_same_run(request: Request, plan: Plan) -> None:
 def _let_command_line_win(request: Request, attached: Attachment) -> None:
     """What was not given there is the script's; what cannot be changed any more must be given there."""
     plan = attached.plan
+    if settings := _list_settings(request):
+        raise LaunchError(
+            f"It is too late for {' and '.join(settings)}.",
+            why="`duoka run --devices` has started this run before the script could say so.",
+            do="leave --devices out, and give the devices to the strategy in the script.",
+        )
     for name, asked, used in (
         ("replicas", request.replicas, plan.num_replicas),
         ("threads", request.threads, plan.threads),
@@ -359,6 +421,7 @@ def _join(attached: Attachment) -> WorkerSession:
 def _alone(plan: Plan) -> WorkerSession:
     for note in plan.notes:
         say(note)
+    configure_everything(plan, 0, is_only_card=False)
     _apply_memory_limit(plan.devices[0])
     collective = solo(plan.num_replicas, available_bytes=available_bytes, deadline_s=plan.deadline_s)
     return WorkerSession(plan, 0, collective)

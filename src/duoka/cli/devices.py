@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
 
 from duoka.devices.device import Device, Holder
 from duoka.devices.probe import Inventory, list_devices, say_count, summary_sentence
+from duoka.devices.table import align
 
 NAME = "devices"
 HELP = "list the devices of this machine and say what a strategy will use"
@@ -37,9 +37,8 @@ def render_json(inventory: Inventory) -> str:
 
 
 def render_text(inventory: Inventory) -> str:
-    # A table by hand: importing rich would double the time this command takes.
     rows = [HEADINGS, *(_describe(device) for device in inventory.devices)]
-    lines = _align(rows)
+    lines = align(rows)
     lines += ["", *(f"note: {note}" for note in inventory.notes)] if inventory.notes else []
     return "\n".join([*lines, "", summary_sentence(inventory)])
 
@@ -64,8 +63,3 @@ def _describe_memory(device: Device) -> str:
 def _describe_holder(holder: Holder) -> str:
     size = "" if holder.mb is None else f" {holder.mb} MB"
     return f"{holder.name} ({holder.pid}){size}"
-
-
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -81,8 +81,9 @@ def explain_death(last_words: str, device: Device) -> OutOfMemory | None:
 def _tell(device: Device, said: str) -> OutOfMemory:
     return OutOfMemory(
         f"{device} has used up its {device.memory_limit_mb} MB of memory.",
-        why=f"the limit was set with memory_mb; the allocation that failed said: {said.strip()[:300]}",
-        do="raise memory_mb for this device, or use a smaller batch or more replicas.",
+        why="the limit was set with memory_mb, memory_limit_mb or memory_fraction; the allocation that failed said:"
+        f" {said.strip()[:300]}",
+        do="raise memory_mb for this device, or what the strategy was given, or use a smaller batch or more replicas.",
     )
 
 

@@ -68,7 +68,7 @@ def choose(request: Request, inventory: Inventory, soft_placement: bool = True) 
         request = [request]
     if isinstance(request, Iterable):
         return _choose_named(list(request), inventory, soft_placement)
-    return _choose_count(_read_count(request, "devices", inventory), inventory, soft_placement)
+    return _choose_count(read_count(request, "devices", inventory), inventory, soft_placement)
 
 
 def _choose_everything(inventory: Inventory) -> Choice:
@@ -181,11 +181,11 @@ def _read_limits(device: Device, count: int | None, memory_mb: int | Sequence[in
             why="neither count nor memory_mb is given.",
             do="write count=4, or memory_mb=[1024, 1024].",
         )
-    num_slices = None if count is None else _read_count(count, "count")
+    num_slices = None if count is None else read_count(count, "count")
     if memory_mb is None or not isinstance(memory_mb, Iterable):
-        limit = None if memory_mb is None else _read_count(memory_mb, "memory_mb", most=None)
+        limit = None if memory_mb is None else read_count(memory_mb, "memory_mb", most=None)
         return [limit] * (num_slices or 1)
-    limits: list[int | None] = [_read_count(limit, "memory_mb", most=None) for limit in memory_mb]
+    limits: list[int | None] = [read_count(limit, "memory_mb", most=None) for limit in memory_mb]
     if len(limits) != (num_slices or len(limits)) or not limits:
         raise DeviceError(
             f"count={count} and {len(limits)} limits in memory_mb do not fit together.",
@@ -195,7 +195,7 @@ def _read_limits(device: Device, count: int | None, memory_mb: int | Sequence[in
     return limits
 
 
-def _read_count(value: object, argument: str, inventory: Inventory | None = None, most: int | None = MAX_SLICES) -> int:
+def read_count(value: object, argument: str, inventory: Inventory | None = None, most: int | None = MAX_SLICES) -> int:
     """A whole number from 1 to ``most``; True and 2.0 are mistakes, numpy integers are not."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]

@@ -11,6 +11,14 @@ from duoka.devices.device import Device
 ASKED = ("torch", "tensorflow", "jax")
 
 
+def list_logical_cpus() -> list[Device]:
+    """The CPUs beside cpu:0 that TensorFlow has been told to make of it; other frameworks have one."""
+    if sys.modules.get("tensorflow") is None:
+        return []
+    count: int = importlib.import_module("duoka.frameworks.tensorflow.devices").count_logical_cpus()
+    return [Device("cpu", index) for index in range(1, count)]
+
+
 def list_extra_devices() -> list[Device]:
     """Devices seen by the frameworks that are loaded; doubles are left in, the probe sorts them out."""
     found: list[Device] = []

@@ -37,10 +37,25 @@ def worker_environment(base: Mapping[str, str], plan: Plan, worker: int) -> dict
     environ.update(dict.fromkeys(_THREAD_VARIABLES, str(plan.threads)))
     environ["PYTHONHASHSEED"] = str(plan.seed % 2**32)
     environ["CUDA_VISIBLE_DEVICES"] = _visible_card(plan.devices[worker])
+    environ.update(memory_variables(plan, worker))
     if plan.transport == "nccl":
         for name, text in _NCCL_ON_ONE_HOST.items():
             environ.setdefault(name, text)
     return environ
+
+
+def memory_variables(plan: Plan, worker: int) -> dict[str, str]:
+    """What TensorFlow and JAX read when they start on a card.
+
+    TensorFlow's own calls take growth or a limit, not both; this variable goes with either.
+    """
+    device, variables = plan.devices[worker], {}
+    if device.kind == "gpu" and plan.allow_growth is not None:
+        variables["TF_FORCE_GPU_ALLOW_GROWTH"] = str(plan.allow_growth).lower()
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = str(not plan.allow_growth).lower()
+    if device.kind == "gpu" and device.memory_limit_mb is not None and device.total_mb is not None:
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{device.memory_limit_mb / device.total_mb:.4f}"
+    return variables
 
 
 def _visible_card(device: Device) -> str:

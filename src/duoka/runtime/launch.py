@@ -16,6 +16,7 @@ import numpy.random
 from duoka.collectives.values import decode, encode
 from duoka.errors import LaunchError
 from duoka.frameworks.forking import pin_one_thread, why_not_fork
+from duoka.runtime.configuration import configure_everything
 from duoka.runtime.environment import worker_environment
 from duoka.runtime.identity import Identity
 from duoka.runtime.output import Fold
@@ -55,6 +56,7 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
         _take_back_signals()
         os.environ.update(worker_environment({}, replace(plan, threads=1), identity.worker))
         pin_one_thread()
+        configure_everything(plan, identity.worker)
         # Python makes its generator different in every fork, and NumPy's where it was not in use before.
         random.setstate(states[0])
         numpy.random.set_state(states[1])

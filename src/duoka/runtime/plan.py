@@ -27,10 +27,18 @@ class Plan:
     transport: str = "shm"  # what carries PyTorch's tensors: "shm", "gloo" or "nccl"
     command_line: tuple[str, ...] = ()  # what was given there: it wins over the script
     here: tuple[Device, ...] = ()  # all that could be chosen from: a worker is shown its own card only
+    allow_growth: bool | None = None  # of what a framework takes of a card
+    logical_cpus: int | None = None  # for TensorFlow
 
     @property
     def num_workers(self) -> int:
         return len(self.devices)
+
+    @property
+    def needs_supervisor(self) -> bool:
+        """Whether there is something to set before user code runs, or more than one replica."""
+        settings = (self.devices[0].memory_limit_mb, self.allow_growth, self.logical_cpus)
+        return self.num_replicas > 1 or any(setting is not None for setting in settings)
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

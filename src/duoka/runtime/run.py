@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from duoka.devices.device import Device
 from duoka.errors import DuokaError
 from duoka.runtime.command import Command
 from duoka.runtime.output import Fold, Logs, make_run_directory
@@ -68,8 +69,11 @@ def describe_plan(plan: Plan) -> str:
     '4 replicas on 1 worker (cpu:0), 1 thread each, seed 0'
     >>> describe_plan(Plan((Device("gpu", 0), Device("gpu", 1)), num_replicas=2, threads=1, transport="nccl"))
     '2 replicas on 2 workers (gpu:0, gpu:1), 1 thread each, seed 0, PyTorch by torch.distributed (NCCL)'
+    >>> halves = [Device("gpu", 0, virtual=number, memory_limit_mb=1024) for number in (0, 1)]
+    >>> describe_plan(Plan(tuple(halves), num_replicas=2, threads=1))
+    '2 replicas on 2 workers (gpu:0/v0 with 1024 MB, gpu:0/v1 with 1024 MB), 1 thread each, seed 0'
     """
-    names = [device.name for device in plan.devices]
+    names = [_with_limit(device) for device in plan.devices]
     shown = ", ".join(names) if len(names) <= 8 else f"{names[0]} ... {names[-1]}"
     workers = count_workers(plan.num_workers)
     replicas = f"{plan.num_replicas} replica{'s' if plan.num_replicas > 1 else ''}"
@@ -77,6 +81,10 @@ def describe_plan(plan: Plan) -> str:
     library = {"gloo": "Gloo", "nccl": "NCCL"}.get(plan.transport)
     carried = f", PyTorch by torch.distributed ({library})" if library and plan.num_workers > 1 else ""
     return f"{replicas} on {workers} ({shown}), {threads}, seed {plan.seed}{carried}"
+
+
+def _with_limit(device: Device) -> str:
+    return device.name if device.memory_limit_mb is None else f"{device} with {device.memory_limit_mb} MB"
 
 
 class Ending(NamedTuple):

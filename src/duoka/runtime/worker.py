@@ -17,6 +17,7 @@ from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
 from duoka.errors import DuokaError, Stopped
 from duoka.runtime.command import Command
+from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
 from duoka.runtime.identity import VARIABLE, Identity, read_identity
 from duoka.runtime.link import SocketLink
@@ -152,6 +153,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # Held back by the supervisor until now: start-up is no place for a KeyboardInterrupt.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        configure_everything(attached.plan, attached.worker)
         seed_everything(attached.plan.seed)
         run_as_main(command)
 

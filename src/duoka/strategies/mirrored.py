@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -42,6 +42,10 @@ class Mirrored(Loops):
         soft_placement: bool = True,
         log_placement: bool = False,
         deadline_s: float = 60.0,
+        memory_fraction: float | None = None,
+        memory_limit_mb: int | None = None,
+        allow_growth: bool | None = None,
+        device_count: Mapping[str, int] | None = None,
     ) -> None:
         request = Request(
             devices=devices,
@@ -54,6 +58,10 @@ class Mirrored(Loops):
             soft_placement=soft_placement,
             log_placement=log_placement,
             deadline_s=deadline_s,
+            memory_fraction=memory_fraction,
+            memory_limit_mb=memory_limit_mb,
+            allow_growth=allow_growth,
+            device_count=device_count,
         )
         self._options = request.options
         self._session: Session = type(self).connect(request)

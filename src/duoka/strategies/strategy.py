@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,10 +26,14 @@ class Request:
     soft_placement: bool = True
     log_placement: bool = False
     deadline_s: float = 60.0
+    memory_fraction: float | None = None
+    memory_limit_mb: int | None = None
+    allow_growth: bool | None = None
+    device_count: Mapping[str, int] | None = None
 
     @property
     def options(self) -> Options:
-        return Options(self.exact, self.sync_batchnorm, self.share_reading)
+        return Options(self.exact, self.sync_batchnorm, self.share_reading, log_placement=self.log_placement)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Options:
     share_reading: bool = False
     transport: str = "shm"
     sees_only_its_card: bool = True  # a worker of a run does; a process alone sees all of them
+    log_placement: bool = False
 
 
 class Evaluation(Protocol):

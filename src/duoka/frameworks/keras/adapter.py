@@ -18,7 +18,9 @@ from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import refuse_own_functions
 from duoka.frameworks.keras.scope import is_training_now, watch_models
+from duoka.frameworks.keras.step_placement import log_plain_fit_placement
 from duoka.frameworks.keras.steps import Progress
+from duoka.frameworks.placement_log import make_placement_log
 from duoka.strategies.strategy import Options
 
 _TRIED = "3.15."  # other versions may work: a good part of what is hooked into is not public
@@ -45,12 +47,13 @@ class PlainTensors:
 
 
 class KerasAdapter:
-    def __init__(self, collective: Collective, options: Options | None = None) -> None:
+    def __init__(self, collective: Collective, device: Device, options: Options | None = None) -> None:
         self._collective = collective
         self.options = options or Options()
         self._memory = Memory(collective)
         self._progress = Progress()
         self._told: set[str] = set()
+        self._placement_log = make_placement_log(collective, device, self.options)
         self.evaluation = NoEvaluation()
         self.tensors = PlainTensors()
         if len(collective.workers) > 1:
@@ -68,7 +71,11 @@ class KerasAdapter:
 
     def attach(self, model: Any) -> None:
         """Once for each model. With one replica it stays as it is."""
-        if self._collective.num_replicas == 1 or is_attached(model):
+        if is_attached(model):
+            return
+        if self._collective.num_replicas == 1:
+            if self._placement_log is not None:
+                log_plain_fit_placement(self._placement_log, model)
             return
         self._check(model)
         Attachment(
@@ -79,6 +86,7 @@ class KerasAdapter:
             self.tell_once,
             sync_batchnorm=self.options.sync_batchnorm,
             share_reading=self.options.share_reading,
+            placement_log=self._placement_log,
         ).attach()
 
     def _check(self, model: Any) -> None:
@@ -144,4 +152,4 @@ class KerasAdapter:
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> KerasAdapter:
-    return KerasAdapter(collective, options)
+    return KerasAdapter(collective, device, options)

@@ -23,10 +23,12 @@ from duoka.frameworks.keras.seeds_of_replicas import seed_variables
 from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.source import naming, source_of
 from duoka.frameworks.keras.start import agree_on_start
+from duoka.frameworks.keras.step_placement import log_fit_placement
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
+from duoka.frameworks.placement_log import PlacementLog
 
 _SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate", "predict")
 
@@ -48,11 +50,13 @@ class Attachment:
         *,
         sync_batchnorm: bool = False,
         share_reading: bool = False,
+        placement_log: PlacementLog | None = None,
     ) -> None:
         self._model, self._collective = model, collective
         self._memory, self._progress, self._tell = memory, progress, tell
         self._is_fitting = False
         self._sync_batchnorm, self._share_reading = sync_batchnorm, share_reading
+        self._placement_log = placement_log
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
         self._own_test_function: Any = None  # this worker's
@@ -207,13 +211,16 @@ class Attachment:
 
         reason = "sync_batchnorm=True" if self._sync_batchnorm and is_training else None
         course = Course(self._model, steps, backend, make_whole, reason)
+        log = self._placement_log if is_training else None
         num_batches = self._model.steps_per_execution
 
         def run(batches: Any) -> dict[str, Any]:
             return run_with_state(None, batches)[0]
 
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
-            logs = course.run(self._build(next(batches)), state)
+            first = self._build(next(batches))
+            with log_fit_placement(log, self._model, lambda: backend.programs, lambda: course.state):
+                logs = course.run(first, state)
             for batch in _some(batches, num_batches - 1):
                 logs = course.run(batch, course.state)
             return logs, course.state

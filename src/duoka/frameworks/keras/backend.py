@@ -68,6 +68,11 @@ class Backend(ABC):
         """The variable of the learning rate; None where a schedule makes it, or nothing is trained."""
         return rate_of(self.model.optimizer) if self.is_training else None
 
+    @property
+    def programs(self) -> Sequence[str]:
+        """The parts of a step that run as one compiled program each."""
+        return ["train_step"] if self.model.jit_compile else []
+
     model: Any
     is_training: bool
     moving: list[Any]  # the variables that the step has changed: of floats,

@@ -54,6 +54,11 @@ class TensorFlowBackend(Backend):
     def state(self) -> Any:
         return None
 
+    @property
+    def programs(self) -> Sequence[str]:
+        applied = ["optimizer.apply"] if self.model.jit_compile or self._is_compiled_by_us else []
+        return [*super().programs, *applied]
+
     def read(self, batch: Any) -> Any:
         return read(batch)
 

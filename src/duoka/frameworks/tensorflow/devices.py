@@ -16,3 +16,9 @@ def list_devices() -> list[Device]:
             index = int(physical.name.rsplit(":", 1)[1])
             devices.append(Device(kind, index, title=f"{kind.upper()} seen by TensorFlow"))
     return devices
+
+
+def count_logical_cpus() -> int:
+    """How many there are, or will be: the runtime is not started for it."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    return len(tf.config.get_logical_device_configuration(cpu) or [None])

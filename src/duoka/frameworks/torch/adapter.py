@@ -17,6 +17,7 @@ from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.backward import listen_to_backward
 from duoka.frameworks.torch.contributions import Contributions, Pending, mean_of, tree_sum, weighed
@@ -29,6 +30,7 @@ from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.optimizer import hold_back, learning_rates, prepare_optimizer, watch_steps
 from duoka.frameworks.torch.start import agree_on_start, check_devices
+from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.sync_batchnorm import sync_batch_norm
 from duoka.frameworks.torch.tensors import Tensors
 from duoka.frameworks.torch.transport import carry_tensors
@@ -36,7 +38,14 @@ from duoka.strategies.strategy import Options
 
 
 class TorchAdapter:
-    def __init__(self, collective: Collective, seed: int, device: torch.device, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        seed: int,
+        device: torch.device,
+        options: Options | None = None,
+        placement_log: PlacementLog | None = None,
+    ) -> None:
         self._collective = collective
         self.device = device
         self.options = options or Options()
@@ -60,6 +69,7 @@ class TorchAdapter:
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
         )
+        self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
         if self.loop.is_managed:
             self._start_managing()
 
@@ -121,6 +131,8 @@ class TorchAdapter:
         model.to(self.device)
         self._models.append(model)
         agree_on_start(model, self._collective)
+        if self._module_watch is not None:
+            self._module_watch.add(model)
         return model
 
     def _prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -271,4 +283,5 @@ def make_adapter(collective: Collective, seed: int, device: Device, options: Opt
     place = native(device, is_only_card=options.sees_only_its_card)
     if options.exact:
         use_deterministic_kernels()
-    return TorchAdapter(carry_tensors(collective, place, options), seed, place, options)
+    log = make_placement_log(collective, device, options)
+    return TorchAdapter(carry_tensors(collective, place, options), seed, place, options, log)
