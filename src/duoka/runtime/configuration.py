@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from functools import cache
 from types import ModuleType
 
+from duoka.devices.device import Device
 from duoka.runtime.environment import memory_variables
 from duoka.runtime.import_hook import after_import
 from duoka.runtime.plan import Plan
@@ -20,17 +22,19 @@ def configure_everything(plan: Plan, worker: int, *, is_only_card: bool = True) 
     """
     device = plan.devices[worker]
     is_limited_card = device.kind == "gpu" and (device.memory_limit_mb is not None or plan.allow_growth is not None)
-    if plan.logical_cpus is None and not is_limited_card:
-        return
-    os.environ.update(memory_variables(plan, worker))
+    if plan.logical_cpus is not None or is_limited_card:
+        os.environ.update(memory_variables(plan, worker))
+        for name in _FRAMEWORKS:
+            _configure_after_import(name, device, plan.logical_cpus, plan.allow_growth, is_only_card)
 
-    def watch(name: str) -> None:
-        def configure(module: ModuleType) -> None:
-            importlib.import_module(f"duoka.frameworks.{name}.configuring").configure(
-                device, plan.logical_cpus, allow_growth=plan.allow_growth, is_only_card=is_only_card
-            )
 
-        after_import(name, configure)
+@cache  # a cell of a notebook may run twice, and the second time a framework has started
+def _configure_after_import(
+    name: str, device: Device, logical_cpus: int | None, allow_growth: bool | None, is_only_card: bool
+) -> None:
+    def configure(module: ModuleType) -> None:
+        importlib.import_module(f"duoka.frameworks.{name}.configuring").configure(
+            device, logical_cpus, allow_growth=allow_growth, is_only_card=is_only_card
+        )
 
-    for name in _FRAMEWORKS:
-        watch(name)
+    after_import(name, configure)

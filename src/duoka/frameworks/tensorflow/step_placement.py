@@ -57,11 +57,12 @@ def _read(metadata: Any) -> list[Row]:
         for node in graph.node:
             if not node.op.startswith(_PLUMBING):
                 kind = node.op.removeprefix("_Mkl")  # the same operation in oneDNN
-                groups.setdefault((_scope_of(node.name), node.device), []).append(kind)
+                groups.setdefault((_scope_of(node.name, kind), node.device), []).append(kind)
     return [Row("operations", scope, list_kinds(kinds), device) for (scope, device), kinds in groups.items()]
 
 
-def _scope_of(name: str) -> str:
-    """The scope of an operation: with Keras, its model and layer."""
-    parts = [part for part in name.split("/") if not part.startswith(_CALLS)][:-1]
+def _scope_of(name: str, kind: str) -> str:
+    """The scope of an operation: with Keras, its model and layer. A variable is read for an operation, in its name."""
+    parts = [part for part in name.split("/") if not part.startswith(_CALLS)]
+    parts = parts[: -2 if kind == "ReadVariableOp" else -1]
     return "/".join(parts[: 3 if parts[:1] == ["gradient_tape"] else 2]) or "(no scope)"

@@ -7,41 +7,31 @@ from typing import Any
 
 import tensorflow as tf
 
+from duoka.devices.device import Device
 from duoka.errors import DeviceError, MismatchError
+from duoka.frameworks.tensorflow.logical_devices import divide, make_logical_cpus
 from duoka.topology.tree import Node, fold
 
 Pair = tuple[Any, Any]  # a gradient and its variable
 
 
-def tower_devices(num_towers: int | None = None) -> list[str]:
+def tower_devices(num_towers: int | Sequence[Device] | None = None) -> list[str]:
     """Names for `tf.device`, one for each tower: GPUs where there are enough, else as many logical CPUs.
 
-    Logical CPUs are made here, which TensorFlow allows only before its first operation.
+    Given the virtual devices that one device was cut into, it makes them logical devices, with their limits.
+    Logical devices are made here, which TensorFlow allows only before its first operation.
     """
     gpus = tf.config.list_physical_devices("GPU")
+    if isinstance(num_towers, Sequence) and not isinstance(num_towers, str):
+        return divide(num_towers)
     if num_towers is None:
         num_towers = len(gpus) or 1
     if isinstance(num_towers, bool) or not isinstance(num_towers, int) or num_towers < 1:
         raise DeviceError(f"{num_towers!r} towers cannot be made.", do="give a whole number from 1 on.")
     if len(gpus) >= num_towers:
         return [f"/GPU:{index}" for index in range(num_towers)]
-    _make_logical_cpus(num_towers)
+    make_logical_cpus(num_towers)
     return [f"/CPU:{index}" for index in range(num_towers)]
-
-
-def _make_logical_cpus(count: int) -> None:
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    present = len(tf.config.get_logical_device_configuration(cpu) or [None])
-    if present >= count:
-        return
-    try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-    except RuntimeError:
-        raise DeviceError(
-            f"{count} logical CPUs cannot be made any more: there {'is' if present == 1 else 'are'} {present}.",
-            why="TensorFlow has run an operation already, and its devices are fixed from then on.",
-            do="call tower_devices at the top of the script, before any tensor, variable or model is made.",
-        ) from None
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Pair]]) -> list[Pair]:
