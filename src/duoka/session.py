@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import duoka
@@ -30,7 +30,7 @@ from duoka.devices.probe import Inventory, list_devices
 from duoka.devices.settings import keep_first_gpus, limit_devices, read_settings
 from duoka.devices.virtual import choose, cut
 from duoka.errors import DeviceError, LaunchError
-from duoka.frameworks.extra_devices import list_extra_devices, list_logical_cpus
+from duoka.frameworks.extra_devices import list_extra_devices, list_logical_devices
 from duoka.frameworks.native_device import native_device
 from duoka.frameworks.placing import placing
 from duoka.frameworks.recognise import framework_of
@@ -101,11 +101,18 @@ def device(name: str | Device, *, soft_placement: bool | None = None) -> Iterato
     read_flag(is_soft, "soft_placement")
     attached = attachment()
     own = None if attached is None else attached.plan.devices[attached.worker]
-    place = find_place(name, [*_inventory().devices, *list_logical_cpus()], own, soft_placement=is_soft)
+    logical = list_logical_devices(["gpu", "cpu"] if own is None else ["cpu"])  # a worker's card has another name
+    place = find_place(name, [*_devices_here(len(sys.modules)), *logical], own, soft_placement=is_soft)
     if place.note:
         _say_once(place.note)
-    with placing(place.device, is_only_card=attached is not None):
+    with placing(place.device, is_only_card=own is not None, soft_placement=is_soft, say=_say_once):
         yield place.device
+
+
+@lru_cache(maxsize=1)
+def _devices_here(num_modules: int) -> tuple[Device, ...]:
+    """Looked for once, and again when something was imported: it takes milliseconds, and a loop may ask every step."""
+    return _inventory().devices
 
 
 @cache
@@ -353,6 +360,7 @@ def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
         here=_without_holders(inventory.devices),
         allow_growth=allow_growth,
         logical_cpus=settings.num_cpus,
+        hides_cards=len(counted.devices) < len(inventory.devices),
     )
 
 
@@ -421,6 +429,8 @@ def _join(attached: Attachment) -> WorkerSession:
 def _alone(plan: Plan) -> WorkerSession:
     for note in plan.notes:
         say(note)
+    if plan.hides_cards:
+        say("device_count cannot hide cards from this process, which runs already: name the device where it matters")
     configure_everything(plan, 0, is_only_card=False)
     _apply_memory_limit(plan.devices[0])
     collective = solo(plan.num_replicas, available_bytes=available_bytes, deadline_s=plan.deadline_s)

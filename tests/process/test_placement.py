@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import lru_cache
@@ -120,17 +121,26 @@ def test_a_memory_limit_of_the_strategy_is_real_and_growth_has_no_meaning_on_a_c
 @pytest.mark.tensorflow
 def test_it_is_too_late_once_tensorflow_has_started_and_the_same_again_is_not(tmp_path):
     code = """
-import duoka, tensorflow as tf
+import duoka, keras, numpy as np, tensorflow as tf
+from tensorflow.python.eager import context
 from duoka.tensorflow import tower_devices
 duoka.Mirrored(device_count={"CPU": 2})
+with duoka.device("/cpu:1"):  # does not start it; tf.device would
+    print(context.context()._initialized, tf.ones(()).device[-5:])
 print(len(tf.config.list_logical_devices("CPU")), tower_devices(duoka.virtual_devices("cpu:0", count=2, memory_mb=64)))
-duoka.Mirrored(device_count={"CPU": 2})
+strategy = duoka.Mirrored(device_count={"CPU": 2}, log_placement=True)
+model = strategy.prepare(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, epochs=2, verbose=0)
 duoka.Mirrored(device_count={"CPU": 3})
 """
     done = run(tmp_path, "-c", code)
-    assert done.stdout == "2 ['/CPU:0', '/CPU:1']\n"
+    assert done.stdout.splitlines() == ["False CPU:1", "2 ['/CPU:0', '/CPU:1']"]
     assert 'It is too late for device_count={"CPU": 3}: TensorFlow has started.' in done.stderr
     assert "make the strategy at the top" in done.stderr
+    (table,) = tables(done.stderr)
+    assert table["variable", "sequential/dense/kernel"] == ("float32 (2, 1)", "cpu:0")
+    assert any(what == "operations" and "/dense" in name for what, name in table)
     assert "TensorFlow has no memory limits for logical CPUs: cpu:0/v0, cpu:0/v1" in done.stderr
 
 
@@ -190,3 +200,12 @@ duoka.device("gpu:2", soft_placement=False).__enter__()
     assert done.stdout == "cpu:0 cpu:0 set()\n"
     assert done.stderr.count("gpu:2 is not here: what is placed there runs on cpu:0") == 1
     assert "Here are: cpu:0." in done.stderr
+
+
+@pytest.mark.torch
+def test_the_first_block_of_the_documentation_runs_as_printed(tmp_path):
+    page = (HERE.parents[1] / "docs" / "placement.md").read_text()
+    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    done = run(tmp_path, "-c", block[1])
+    assert done.stdout == "cpu:0 cpu\n"
+    assert "gpu:2 is not here" in done.stderr

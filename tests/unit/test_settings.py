@@ -95,4 +95,5 @@ def test_the_plan_that_a_worker_reads_has_the_settings():
     plan = Plan((Device("cpu", memory_limit_mb=5),), 1, 1, allow_growth=False, logical_cpus=4)
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.needs_supervisor
+    assert Plan((CPU,), 1, 1, hides_cards=True).needs_supervisor
     assert not Plan((CPU,), 1, 1).needs_supervisor

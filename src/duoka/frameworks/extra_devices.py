@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Iterable
 
 from duoka.devices.device import Device
 
 ASKED = ("torch", "tensorflow", "jax")
 
 
-def list_logical_cpus() -> list[Device]:
-    """The CPUs beside cpu:0 that TensorFlow has been told to make of it; other frameworks have one."""
+def list_logical_devices(kinds: Iterable[str]) -> list[Device]:
+    """What TensorFlow has been told to make of one device; other frameworks do not divide theirs."""
     if sys.modules.get("tensorflow") is None:
         return []
-    count: int = importlib.import_module("duoka.frameworks.tensorflow.devices").count_logical_cpus()
-    return [Device("cpu", index) for index in range(1, count)]
+    count = importlib.import_module("duoka.frameworks.tensorflow.devices").count_logical_devices
+    return [Device(kind, index) for kind in kinds for index in range(count(kind))]
 
 
 def list_extra_devices() -> list[Device]:

@@ -29,6 +29,7 @@ class Plan:
     here: tuple[Device, ...] = ()  # all that could be chosen from: a worker is shown its own card only
     allow_growth: bool | None = None  # of what a framework takes of a card
     logical_cpus: int | None = None  # for TensorFlow
+    hides_cards: bool = False  # device_count leaves some out: frameworks are not to see them
 
     @property
     def num_workers(self) -> int:
@@ -38,7 +39,7 @@ class Plan:
     def needs_supervisor(self) -> bool:
         """Whether there is something to set before user code runs, or more than one replica."""
         settings = (self.devices[0].memory_limit_mb, self.allow_growth, self.logical_cpus)
-        return self.num_replicas > 1 or any(setting is not None for setting in settings)
+        return self.num_replicas > 1 or self.hides_cards or any(setting is not None for setting in settings)
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -1,15 +1,32 @@
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+from jax._src import xla_bridge
 
-from duoka.devices.device import Device
+
+def placing(kind: str, index: int) -> AbstractContextManager[Any] | None:
+    """None for what JAX does not see."""
+    if not xla_bridge.backends_are_initialized():  # JAX has no public way to ask
+        if kind == "cpu":
+            return jax.default_device("cpu")
+        if not _is_in_use():
+            return nullcontext()
+    try:
+        devices = jax.local_devices(backend=kind)
+    except RuntimeError:  # no such backend
+        return None
+    if kind == "cpu":
+        return jax.default_device(devices[min(index, len(devices) - 1)])
+    return jax.default_device(devices[index]) if index < len(devices) else None
 
 
-def placing(device: Device, *, is_only_card: bool) -> AbstractContextManager[Any]:
-    """JAX starts its backend here: its devices are not known before. It has one CPU, unless told otherwise."""
-    devices = jax.local_devices(backend=device.kind)
-    index = 0 if is_only_card else device.index
-    return jax.default_device(devices[min(index, len(devices) - 1)])
+def _is_in_use() -> bool:
+    """Whether JAX, which is imported, is what computes here. Only then it is started: it takes most of a card."""
+    keras = sys.modules.get("keras")
+    if keras is not None:
+        return bool(keras.backend.backend() == "jax")
+    return not {"torch", "tensorflow"} & set(sys.modules)

@@ -18,7 +18,7 @@ def list_devices() -> list[Device]:
     return devices
 
 
-def count_logical_cpus() -> int:
+def count_logical_devices(kind: str) -> int:
     """How many there are, or will be: the runtime is not started for it."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    return len(tf.config.get_logical_device_configuration(cpu) or [None])
+    physical = tf.config.list_physical_devices(kind.upper())
+    return sum(len(tf.config.get_logical_device_configuration(device) or [None]) for device in physical)

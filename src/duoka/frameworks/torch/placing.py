@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+import torch
 
-from duoka.devices.device import Device
-from duoka.frameworks.torch.devices import native
+from duoka.frameworks.torch.devices import list_devices
 
 
-def placing(device: Device, *, is_only_card: bool) -> AbstractContextManager[Any]:
-    """Where tensors and modules are made that are not told otherwise."""
-    return native(device, is_only_card=is_only_card)  # a torch.device is a context of its own
+def placing(kind: str, index: int) -> torch.device | None:
+    """Where tensors and modules are made that are not told otherwise; None for a device that PyTorch does not see.
+
+    A `torch.device` is a context of its own.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not any((device.kind, device.index) == (kind, index) for device in list_devices()):
+        return None
+    return torch.device("cuda" if kind == "gpu" else kind, index)

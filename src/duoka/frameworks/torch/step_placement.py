@@ -38,6 +38,8 @@ class ModuleWatch:
 
     def _make_hook(self, name: str) -> Any:
         def see(module: nn.Module, given: Any, result: Any) -> None:
+            if torch.compiler.is_compiling():
+                return  # the same program is to come out of it as without hooks
             for device in {str(leaf.device) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}:
                 self._rows.setdefault((name, device), Row("operations", name, type(module).__name__, device))
 
