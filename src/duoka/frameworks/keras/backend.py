@@ -71,7 +71,7 @@ class Backend(ABC):
     @property
     def programs(self) -> Sequence[str]:
         """The parts of a step that run as one compiled program each."""
-        return ["train_step"] if self.model.jit_compile else []
+        return ["train_step"] if self.model.jit_compile and not self.model.run_eagerly else []
 
     model: Any
     is_training: bool

@@ -56,8 +56,8 @@ class TensorFlowBackend(Backend):
 
     @property
     def programs(self) -> Sequence[str]:
-        applied = ["optimizer.apply"] if self.model.jit_compile or self._is_compiled_by_us else []
-        return [*super().programs, *applied]
+        is_compiled = (self.model.jit_compile or self._is_compiled_by_us) and not self.model.run_eagerly
+        return [*super().programs, *(["optimizer.apply"] if is_compiled else [])]
 
     def read(self, batch: Any) -> Any:
         return read(batch)
