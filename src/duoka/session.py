@@ -142,14 +142,17 @@ class WorkerSession:
 
     def adapter_to(self, framework_name: str, options: Options) -> Adapter:
         framework = importlib.import_module(f"duoka.frameworks.{framework_name}.adapter")
-        is_worker = attachment() is not None
-        options = replace(options, transport=self._plan.transport, sees_only_its_card=is_worker)
-        adapter: Adapter = framework.make_adapter(self.collective, self._plan.seed, self.device, options)
+        adapter: Adapter = framework.make_adapter(
+            self.collective, self._plan.seed, self.device, self._complete(options)
+        )
         return adapter
 
-    def loop(self, strategy: Any) -> Loop:
+    def _complete(self, options: Options) -> Options:
+        return replace(options, transport=self._plan.transport, sees_only_its_card=attachment() is not None)
+
+    def loop(self, strategy: Any, options: Options) -> Loop:
         loops = importlib.import_module("duoka.frameworks.tensorflow.loop")
-        loop: Loop = loops.make_loop(self.collective, strategy)
+        loop: Loop = loops.make_loop(self.collective, strategy, self.device, self._complete(options))
         return loop
 
     def log_placement(self) -> None:
@@ -247,8 +250,8 @@ class NotebookSession:
     def adapter_to(self, framework_name: str, options: Options) -> Adapter:
         return self._joined.adapter_to(framework_name, options)
 
-    def loop(self, strategy: Any) -> Loop:
-        return self._joined.loop(strategy)
+    def loop(self, strategy: Any, options: Options) -> Loop:
+        return self._joined.loop(strategy, options)
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         for line in (*self._plan.notes, describe_plan(self._plan)):

@@ -170,7 +170,7 @@ class Mirrored(Loops):
 
         It may be opened many times, and models may be trained inside. With one replica nothing changes.
         """
-        if self.replicas == 1:
+        if self.replicas == 1 and not self._options.log_placement:
             yield
             return
         if self._adapter is None:
@@ -244,7 +244,7 @@ class Mirrored(Loops):
         return self._session.collective.all_reduce(values, "mean", weights=weights)
 
     def _make_loop(self) -> Loop:
-        return self._session.loop(self)
+        return self._session.loop(self, self._options)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Every replica's value, in the order of replicas, on every worker. Sizes may differ.

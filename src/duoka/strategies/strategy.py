@@ -195,7 +195,7 @@ class Session(Protocol):
         """The same, by the framework's name."""
         ...
 
-    def loop(self, strategy: Any) -> Loop:
+    def loop(self, strategy: Any, options: Options) -> Loop:
         """For a TensorFlow loop; each strategy has its own."""
         ...
 

@@ -109,7 +109,9 @@ class EagerRun:
         slices = flat[len(total.flats) : len(total.flats) + 2 * len(total.slices)]
         others = flat[len(total.flats) + len(slices) :][: len(total.others)]
         rest = flat[len(total.flats) + len(slices) + len(others) : -1]
-        step.apply(total.parts(flat[: len(total.flats)], tf.reshape, tf.cast), slices, others)
+        parts = total.parts(flat[: len(total.flats)], tf.reshape, tf.cast)
+        step.merge(parts, others)
+        step.update(parts[0], slices)
         num_numbers = 3 * len(result.scalars)
         return step.results(rest[:num_numbers], rest[num_numbers:], flat[-1])
 

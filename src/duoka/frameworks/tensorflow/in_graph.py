@@ -160,7 +160,9 @@ class GraphRun:
         array = [next(results) for _ in arrays]
         for variable in step.sums:
             variable.assign(before[id(variable)])
-        step.apply(total.parts(flat, tf.reshape, tf.cast), slices, other)
+        parts = total.parts(flat, tf.reshape, tf.cast)
+        step.merge(parts, other)
+        step.update(parts[0], slices)
         return step.results(number, array, next(results))
 
 

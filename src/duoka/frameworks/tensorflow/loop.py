@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import tensorflow as tf
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.data.shares import share
+from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.wire import Wire
+from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_function
 from duoka.frameworks.tensorflow.eagerly import EagerRun
@@ -25,17 +28,21 @@ from duoka.frameworks.tensorflow.middle import Middle, refuse_more_replicas
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, get_replica_context, is_open
 from duoka.frameworks.tensorflow.start import agree_on_variables
+from duoka.frameworks.tensorflow.step_placement import log_step_placement
 from duoka.frameworks.tensorflow.turns import Progress, Turns
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts, Rows, is_each, split_parts
+from duoka.strategies.strategy import Options
 
 
 class Loop:
-    def __init__(self, collective: Collective, strategy: Any) -> None:
+    def __init__(self, collective: Collective, strategy: Any, placement_log: PlacementLog | None) -> None:
         self._collective, self._strategy = collective, strategy
+        self._placement_log = placement_log
+        self._watching = ExitStack()  # where the first step in a graph puts things
         self._told: set[str] = set()
         self.progress = Progress()
         wire = Wire(collective)
-        self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once)
+        self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once, self._see_end)
         self._host = TensorFlowHost(wire)
         self._middle = Middle(wire, self._host)
         self._cannot_wait: dict[Any, str] = {}  # functions that exchange in their middle, and why
@@ -79,6 +86,10 @@ class Loop:
         arguments = Arguments(args, kwargs, self.tell_once)
         converted = tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
 
+        if self._placement_log is not None and self._placement_log.is_wanted:
+            # It is executed when this is over, by whoever has called the graph: the table is shown before the next.
+            self._watching.enter_context(log_step_placement(self._placement_log, self._agreed.values))
+
         def run(middle: Middle | None) -> Any:
             graph = GraphRun(self._turns, self._host, self._strategy, self.tell_once, self._agree, middle)
             return graph.run(converted, _name_of(function), arguments, jit_compile=jit_compile)
@@ -90,9 +101,13 @@ class Loop:
 
         def run(middle: Middle | None) -> Any:
             eager = EagerRun(self._turns, self._strategy, self._agree, middle)
-            return eager.run(function, _name_of(function), arguments)
+            with log_step_placement(self._placement_log, self._agreed.values):
+                return eager.run(function, _name_of(function), arguments)
 
         return self._waiting(function, run)
+
+    def _see_end(self) -> None:
+        self._watching.close()
 
     def _waiting(self, function: Callable[..., Any], run: Callable[[Middle | None], Any]) -> Any:
         """With updates at the end of the step, unless it shows that they cannot wait."""
@@ -289,5 +304,5 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def make_loop(collective: Collective, strategy: Any) -> Loop:
-    return Loop(collective, strategy)
+def make_loop(collective: Collective, strategy: Any, device: Device, options: Options) -> Loop:
+    return Loop(collective, strategy, make_placement_log(collective, device, options))

@@ -110,13 +110,16 @@ class Step:
                 like += [([None], "int64"), ([None, *gradient.values.shape[1:]], gradient.values.dtype.name)]
         return like
 
-    def apply(self, parts: Sequence[Sequence[Any]], slices: Sequence[Any], others: Sequence[Any]) -> None:
-        """State first, then the optimizers, in the order in which the step called them."""
-        dense, moving, _, sums = parts
+    def merge(self, parts: Sequence[Sequence[Any]], others: Sequence[Any]) -> None:
+        """Give the state that the step has written to what all replicas have made of it."""
+        _, moving, _, sums = parts
         for variable, value in [*zip(self.moving, moving, strict=True), *zip(self.others, others, strict=True)]:
             variable.assign(value)
         for variable, added in zip(self.sums, sums[: len(self.sums)], strict=True):
             variable.assign_add(added)
+
+    def update(self, dense: Sequence[Any], slices: Sequence[Any]) -> None:
+        """Call the optimizers, in the order in which the step has called them."""
         whole, pairs = iter(dense), iter(zip(slices[::2], slices[1::2], strict=True))
         together = []
         for variable, sparse in zip(self._trained, self._is_sparse, strict=True):

@@ -11,6 +11,7 @@ from tensorflow.python.eager import context
 from duoka.frameworks.placement_log import PlacementLog, Row, list_kinds
 
 _PLUMBING = ("_Arg", "_Retval", "_Send", "_Recv", "_Host", "_Device", "_EagerConst", "Const", "NoOp")
+_CONTROL = ("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond")
 _CALLS = ("StatefulPartitionedCall", "PartitionedCall")
 
 
@@ -55,7 +56,7 @@ def _read(metadata: Any) -> list[Row]:
     groups: dict[tuple[str, str], list[str]] = {}
     for graph in metadata.partition_graphs:
         for node in graph.node:
-            if not node.op.startswith(_PLUMBING):
+            if not node.op.startswith(_PLUMBING) and node.op not in _CONTROL:
                 kind = node.op.removeprefix("_Mkl")  # the same operation in oneDNN
                 groups.setdefault((_scope_of(node.name, kind), node.device), []).append(kind)
     return [Row("operations", scope, list_kinds(kinds), device) for (scope, device), kinds in groups.items()]
@@ -63,6 +64,7 @@ def _read(metadata: Any) -> list[Row]:
 
 def _scope_of(name: str, kind: str) -> str:
     """The scope of an operation: with Keras, its model and layer. A variable is read for an operation, in its name."""
-    parts = [part for part in name.split("/") if not part.startswith(_CALLS)]
+    in_loop = name.startswith("while/body/")  # of `strategy.run`: while/body/_7/while/...
+    parts = [part for part in name.split("/")[4 if in_loop else 0 :] if not part.startswith(_CALLS)]
     parts = parts[: -2 if kind == "ReadVariableOp" else -1]
     return "/".join(parts[: 3 if parts[:1] == ["gradient_tape"] else 2]) or "(no scope)"

@@ -58,7 +58,9 @@ class Turns:
         wire: Wire,
         progress: Progress,
         tell: Callable[[str], None],
+        see_end: Callable[[], None],
     ) -> None:
+        self._see_end = see_end  # of each run, before the next one
         self._collective, self._memory, self._progress, self._tell = collective, memory, progress, tell
         self._wire = wire  # for steps that exchange in their middle: it knows the rows
         self._transfers: dict[Any, Transfer] = {}
@@ -145,6 +147,7 @@ class Turns:
         """This worker has applied the step: replicas may be dealt anew."""
         if self._is_open:
             self._is_open = False
+            self._see_end()
             self._progress.rows = None
             self._collective.end_step()
 
