@@ -268,9 +268,9 @@ _sessions: dict[int, WorkerSession] = {}  # by process: a forked child starts wi
 
 def connect(request: Request) -> WorkerSession | NotebookSession:
     """Give a strategy its place in a run; in a script outside of one, become the run's supervisor."""
-    for name in ("sync_batchnorm", "share_reading", "soft_placement", "log_placement"):
+    for name in ("sync_batchnorm", "soft_placement", "log_placement"):
         read_flag(getattr(request, name), name)
-    for name in ("exact", "allow_growth"):
+    for name in ("exact", "allow_growth", "share_reading"):
         read_flag(getattr(request, name), name, can_be_none=True)
     global _soft_placement
     _soft_placement = request.soft_placement

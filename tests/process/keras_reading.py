@@ -27,7 +27,7 @@ from keras import layers
 import duoka
 
 SCENARIOS: dict[str, Callable] = {}
-LONG_S = 0.02  # several times a step
+LONG_S = 0.01  # a good part of a step
 ROWS = 9
 
 
@@ -36,13 +36,13 @@ def scenario(function: Callable) -> Callable:
     return function
 
 
-def make(strategy) -> keras.Model:
+def make(strategy, **options) -> keras.Model:
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
         [keras.Input((6,)), layers.Dense(8, activation="relu"), layers.BatchNormalization(), layers.Dense(3)]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], **options)
     return strategy.prepare(model)
 
 
@@ -123,6 +123,53 @@ def slow_dataset(strategy):
     """Each epoch anew, shuffled; afterwards generators are where one device would have left them."""
     found = train(strategy, Dataset(13), epochs=3, shuffle=True)
     return found | {"drawn": [float(np.random.rand()), float(np.random.default_rng(1).random())]}
+
+
+@scenario
+def generator_twice(strategy):
+    """What a worker has left to another one in the first training, it does not take for new in the second."""
+    model, batches = make(strategy), Batches(40)
+    x = batches()
+    histories = [model.fit(x, steps_per_epoch=steps, verbose=0) for steps in (16, 17)]
+    return facts_of(model, histories[-1], batches)
+
+
+@scenario
+def iterator_twice(strategy):
+    """An iterator that cannot be referred to weakly is read by all in the end, so that each of them is at its place."""
+    model, batches = make(strategy), Batches(40)
+    x = map(tuple, batches())
+    histories = [model.fit(x, steps_per_epoch=steps, verbose=0) for steps in (16, 17)]
+    return facts_of(model, histories[-1], batches) | {"next": float(next(x)[0][0, 0])}
+
+
+class Changing(Dataset):
+    """Draws from a generator of its own, too, and shuffles itself with NumPy's at the end of an epoch."""
+
+    def __init__(self, count: int):
+        super().__init__(count)
+        self.own, self.order = np.random.default_rng(3), np.arange(count)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(self.order[index])
+        return x + self.own.standard_normal(x.shape).astype("float32"), y
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+@scenario
+def changing_dataset_twice(strategy):
+    model, dataset = make(strategy), Changing(13)
+    np.random.seed(3)
+    model.fit(dataset, epochs=2, verbose=0, validation_data=validation())
+    return facts_of(model, model.fit(dataset, epochs=2, verbose=0), dataset) | {"order": dataset.order.tolist()}
+
+
+@scenario
+def several_steps_at_once(strategy):
+    model, batches = make(strategy, steps_per_execution=4), Batches(40)
+    return facts_of(model, model.fit(batches(), steps_per_epoch=38, verbose=0), batches)
 
 
 @scenario

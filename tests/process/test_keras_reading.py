@@ -15,13 +15,14 @@ from tests.process.scripts import DUOKA_RUN, Ended, Run
 
 pytestmark = [pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parent / "keras_reading.py"
+FEW = ("slow_generator", "generator_twice", "changing_dataset_twice", "reader_dies_while_it_reads")
 # PyTorch starts fastest; the others are part of the full matrix. On three workers the reader is killed twice.
-CASES = [
-    pytest.param(("torch", 2), marks=[pytest.mark.torch]),
+FULL = [
     pytest.param(("torch", 3), marks=[pytest.mark.torch, pytest.mark.slow]),
     pytest.param(("tensorflow", 3), marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     pytest.param(("jax", 3), marks=[pytest.mark.jax, pytest.mark.slow]),
 ]
+CASES = [pytest.param(("torch", 2, *FEW), marks=[pytest.mark.torch]), *FULL]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
@@ -52,11 +53,19 @@ class Found:
         return [self.facts[worker][name][part] for worker in range(self.num_workers)]
 
 
+def find(backend: str, num_workers: int, *names: str) -> Found:
+    alone = launch(backend, 1, *names).facts()[0]
+    return Found(backend, num_workers, alone, launch(backend, num_workers, "--struck", *names))
+
+
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def found(request) -> Found:
-    backend, num_workers = request.param
-    alone = launch(backend, 1).facts()[0]
-    return Found(backend, num_workers, alone, launch(backend, num_workers, "--struck"))
+    return find(*request.param)
+
+
+@pytest.fixture(params=FULL, ids=lambda case: f"{case[0]}-{case[1]}")
+def found_in_full(request) -> Found:
+    return find(*request.param)
 
 
 def test_the_bits_are_those_of_one_worker_whoever_reads(found):
@@ -67,27 +76,51 @@ def test_the_bits_are_those_of_one_worker_whoever_reads(found):
         for name in facts:
             for part in ("sha256", "history"):
                 assert facts[name][part] == found.alone[name][part], name
-    assert last["quick_generator"]["sha256"] == last["slow_generator"]["sha256"], "read by all, and by one"
 
 
 def test_one_worker_reads_what_takes_long_and_the_others_stop(found):
-    for name in ("slow_generator", "slow_dataset"):
+    for name in ("slow_generator", "generator_twice", "changing_dataset_twice"):
         reader, *others = found.of_all(name, "read")
         assert reader == found.alone[name]["read"], name
         assert max(others) < reader, name
     if found.backend == "torch":  # elsewhere steps are compiled while it is measured, or streams are read ahead
         assert set(found.of_all("slow_generator", "read")[1:]) == {10}
-        assert set(found.of_all("quick_generator", "read")) == {39}
-    assert "% of a step: worker 0 reads for all from now on" in found.ended.err
+    assert found.ended.said().count("worker 0 reads a generator for all from now on") == 1
 
 
-def test_what_streams_draw_from_global_generators_is_as_on_one_worker_afterwards(found):
+def test_a_dataset_shuffles_itself_as_on_one_worker_though_another_one_has_drawn(found):
     if found.backend == "tensorflow":
         pytest.skip("there threads read ahead and draw, on one worker, too")
-    assert found.of_all("slow_dataset", "drawn") == [found.alone["slow_dataset"]["drawn"]] * found.num_workers
+    assert found.of_all("changing_dataset_twice", "order")[0] == found.alone["changing_dataset_twice"]["order"]
 
 
-def test_an_error_of_the_stream_is_raised_by_the_reader_and_named_on_all_others(found):
+def test_it_is_said_when_only_the_reader_knows_the_order(found):
+    assert sum("only the worker that reads a PyDataset knows its order" in line for line in found.ended.said()) == 1
+
+
+def test_what_takes_no_time_is_read_by_all(found_in_full):
+    last = found_in_full.facts[found_in_full.num_workers - 1]
+    assert last["quick_generator"]["sha256"] == last["slow_generator"]["sha256"], "read by all, and by one"
+    if found_in_full.backend == "torch":
+        assert set(found_in_full.of_all("quick_generator", "read")) == {39}
+
+
+def test_an_iterator_is_at_its_place_afterwards(found_in_full):
+    if found_in_full.backend == "tensorflow":
+        pytest.skip("there threads read ahead, on one worker, too")
+    alone = found_in_full.alone["iterator_twice"]["next"]
+    assert found_in_full.of_all("iterator_twice", "next") == [alone] * found_in_full.num_workers
+
+
+def test_what_streams_draw_from_global_generators_is_as_on_one_worker_afterwards(found_in_full):
+    if found_in_full.backend == "tensorflow":
+        pytest.skip("there threads read ahead and draw, on one worker, too")
+    alone = found_in_full.alone["slow_dataset"]["drawn"]
+    assert found_in_full.of_all("slow_dataset", "drawn") == [alone] * found_in_full.num_workers
+
+
+def test_an_error_of_the_stream_is_raised_by_the_reader_and_named_on_all_others(found_in_full):
+    found = found_in_full
     assert all(found.of_all("broken_stream", "names"))
     reader, *others = found.of_all("broken_stream", "error")
     assert reader == found.alone["broken_stream"]["error"]
@@ -95,7 +128,8 @@ def test_an_error_of_the_stream_is_raised_by_the_reader_and_named_on_all_others(
         assert set(others) == {"WorkerFailed"}
 
 
-def test_a_batch_that_cannot_be_shared_is_read_by_all(found):
+def test_a_batch_that_cannot_be_shared_is_read_by_all(found_in_full):
+    found = found_in_full
     if found.backend == "tensorflow":
         pytest.skip("a generator has one structure there")
     assert set(found.of_all("batch_that_cannot_be_shared", "read")) == {20}

@@ -231,7 +231,7 @@ def test_unknown_transports_and_answers_are_refused(tmp_path):
     for words, told in [
         ("{'exact': 'no'}", "exact='no' cannot be used.\n  why  it must be True, False or None."),
         ("{'sync_batchnorm': None}", "sync_batchnorm=None cannot be used.\n  why  it must be True or False."),
-        ("{'share_reading': 'yes'}", "share_reading='yes' cannot be used.\n  why  it must be True or False."),
+        ("{'share_reading': 'yes'}", "share_reading='yes' cannot be used.\n  why  it must be True, False or None."),
         ("{'log_placement': 1}", "log_placement=1 cannot be used.\n  why  it must be True or False."),
     ]:
         ended = run(tmp_path, script, words)

@@ -50,3 +50,26 @@ def test_where_cores_are_left_over_the_kernel_decides():
 @needs_two
 def test_settings_of_the_users_own_win():
     assert cores_of(0, len(CORES), 1, OMP_PROC_BIND="false")[0] == "False"
+
+
+THREAD = """
+import os, threading
+from duoka.devices.cores import count_all_cores, keep_to_own_cores, on_all_cores
+
+keep_to_own_cores(1, len(os.sched_getaffinity(0)), 1, {})
+begun, done = threading.Event(), threading.Event()
+thread = threading.Thread(target=lambda: (begun.set(), done.wait(10)))
+with on_all_cores():
+    thread.start()
+    begun.wait(10)
+print(*sorted(os.sched_getaffinity(thread.native_id)))
+print(*sorted(os.sched_getaffinity(0)))
+print(count_all_cores())
+done.set()
+"""
+
+
+@needs_two
+def test_a_thread_that_is_started_on_all_cores_stays_there_and_its_starter_does_not():
+    done = subprocess.run([sys.executable, "-c", THREAD], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [named(CORES), str(CORES[1]), str(len(CORES))]

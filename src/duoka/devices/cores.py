@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 # Whoever sets one of these has a plan of their own.
 _PLACED_BY_USER = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
+_left: dict[int, set[int]] = {}  # all cores there were, by process, before it kept to its own
 
 
 def keep_to_own_cores(worker: int, num_workers: int, threads: int, environ: Mapping[str, str] = os.environ) -> bool:
@@ -24,6 +26,7 @@ def keep_to_own_cores(worker: int, num_workers: int, threads: int, environ: Mapp
         return False
     mine = own_cores(worker, threads, sorted(everything))
     os.sched_setaffinity(0, mine)
+    _left[os.getpid()] = everything
 
     def leave() -> None:
         if os.sched_getaffinity(0) == mine:
@@ -33,6 +36,29 @@ def keep_to_own_cores(worker: int, num_workers: int, threads: int, environ: Mapp
     # PyTorch counts the cores of this process; its loaders are forked, and have all of them.
     warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
     return True
+
+
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """For this thread, and for good for those it starts meanwhile. Nothing where a worker has no cores of its own."""
+    everything = _left.get(os.getpid())
+    if everything is None:
+        yield
+        return
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, everything)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def count_all_cores() -> int:
+    """Of this process before it kept to its own."""
+    everything = _left.get(os.getpid())
+    if everything is None:
+        everything = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return len(everything)
 
 
 def own_cores(worker: int, threads: int, cores: list[int]) -> set[int]:

@@ -38,7 +38,7 @@ class Mirrored(Loops):
         threads: int | None = None,
         exact: bool | None = None,
         sync_batchnorm: bool = False,
-        share_reading: bool = False,
+        share_reading: bool | None = None,
         soft_placement: bool = True,
         log_placement: bool = False,
         deadline_s: float = 60.0,

@@ -22,7 +22,7 @@ class Request:
     threads: int | None = None
     exact: bool | None = None
     sync_batchnorm: bool = False
-    share_reading: bool = False
+    share_reading: bool | None = None
     soft_placement: bool = True
     log_placement: bool = False
     deadline_s: float = 60.0
@@ -42,7 +42,7 @@ class Options:
 
     exact: bool | None = None  # None: where it costs nothing
     sync_batchnorm: bool = False
-    share_reading: bool = False
+    share_reading: bool | None = None
     transport: str = "shm"
     sees_only_its_card: bool = True  # a worker of a run does; a process alone sees all of them
     log_placement: bool = False

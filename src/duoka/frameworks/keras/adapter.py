@@ -14,10 +14,12 @@ from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.backends import BACKENDS
+from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import refuse_own_functions
 from duoka.frameworks.keras.scope import is_training_now, watch_models
+from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.step_placement import log_plain_fit_placement
 from duoka.frameworks.keras.steps import Progress
 from duoka.frameworks.placement_log import make_placement_log
@@ -51,6 +53,7 @@ class KerasAdapter:
         self._collective = collective
         self.options = options or Options()
         self._memory = Memory(collective)
+        self._readings: Kept[SharedReading] = Kept()  # of streams, by any of the models
         self._progress = Progress()
         self._told: set[str] = set()
         self._placement_log = make_placement_log(collective, device, self.options)
@@ -87,6 +90,7 @@ class KerasAdapter:
             sync_batchnorm=self.options.sync_batchnorm,
             share_reading=self.options.share_reading,
             placement_log=self._placement_log,
+            readings=self._readings,
         ).attach()
 
     def _check(self, model: Any) -> None:

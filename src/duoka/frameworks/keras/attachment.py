@@ -12,10 +12,11 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.frameworks.keras.agreement import hear_all
 from duoka.frameworks.keras.backend import Backend
-from duoka.frameworks.keras.backends import load_backend
+from duoka.frameworks.keras.backends import load_backend, load_restarting
 from duoka.frameworks.keras.callbacks import make_bar, writing_once
 from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
+from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.refusals import refuse_stateful_layers
 from duoka.frameworks.keras.saving import save_once
@@ -49,14 +50,15 @@ class Attachment:
         tell: Callable[[str], None],
         *,
         sync_batchnorm: bool = False,
-        share_reading: bool = False,
+        share_reading: bool | None = None,
+        readings: Kept[SharedReading],
         placement_log: PlacementLog | None = None,
     ) -> None:
         self._model, self._collective = model, collective
         self._memory, self._progress, self._tell = memory, progress, tell
         self._is_fitting = False
-        self._sync_batchnorm, self._share_reading = sync_batchnorm, share_reading
         self._placement_log = placement_log
+        self._sync_batchnorm, self._share_reading, self._readings = sync_batchnorm, share_reading, readings
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
         self._own_test_function: Any = None  # this worker's
@@ -170,10 +172,22 @@ class Attachment:
         return (BatchVote if any(note[0] for note in notes) else EpochVote)(self._model, self._collective)
 
     def _sharing(self, x: Any) -> AbstractContextManager[None]:
+        """Where it is not asked for, only what can be seen to come to no harm is read by one worker for all."""
         source = source_of(x)
-        if not self._share_reading or len(self._collective.workers) == 1 or not source.is_stream:
+        is_alone = len(self._collective.workers) == 1 and x not in self._readings
+        if self._share_reading is False or is_alone or not source.is_stream:
             return nullcontext()
-        return SharedReading(self._collective, self._memory, source, self._tell).watching(x)
+        restarting: Any = load_restarting() if source.is_tensorflow else None
+        restarts = restarting is not None and restarting.restarts(x)
+        if not restarts and not self._share_reading:
+            return nullcontext()
+        prepare = None if restarting is None else restarting.with_own_threads
+
+        def make() -> SharedReading:
+            return SharedReading(self._collective, self._memory, source, self._tell, restarts=restarts, prepare=prepare)
+
+        reading = self._readings.of(x, make)
+        return reading.watching(x, is_kept=x in self._readings)
 
     def _bar(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
         has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)

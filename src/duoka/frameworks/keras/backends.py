@@ -24,6 +24,11 @@ def load_share_backend() -> Any:
     return _load(BACKENDS[keras.backend.backend()][1])
 
 
+def load_restarting() -> Any:
+    """What is known of tf.data datasets. TensorFlow is loaded: there is one."""
+    return importlib.import_module("duoka.frameworks.keras.restarting")
+
+
 def _load(name: str) -> Any:
     module, _, kind = name.partition(".")
     return getattr(importlib.import_module(f"duoka.frameworks.keras.{module}"), kind)

@@ -19,6 +19,7 @@ class Source:
     name: str
     remedy: str  # for an order that differs between workers
     is_stream: bool = True  # every worker has to read all of it
+    is_tensorflow: bool = False
 
 
 _ARRAYS = Source(
@@ -35,6 +36,7 @@ _BY_ROOT = {
         "a tf.data dataset",
         "give every shuffle a seed, leave deterministic=False out, and let no worker read it alone: each reading"
         " shuffles anew.",
+        is_tensorflow=True,
     ),
     "torch": Source(
         "a torch DataLoader",

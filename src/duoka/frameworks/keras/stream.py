@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 from duoka.errors import WorkerLost
@@ -14,10 +15,18 @@ from duoka.frameworks.keras.data import digest
 class Stream:
     """One run through a dataset, or a generator that goes on from epoch to epoch. `fit` takes batches out of it."""
 
-    def __init__(self, batches: Iterable[Any], take: Callable[[Stream], Any]) -> None:
-        self._batches: Iterator[Any] = iter(batches)
-        self._take = take
-        self._skipped: deque[int] = deque()  # digests of batches that came from the worker that reads for all
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        take: Callable[[Stream], Any],
+        opening: Callable[[], AbstractContextManager[None]],
+        skipped: deque[int],
+    ) -> None:
+        self._take, self._opening = take, opening
+        self._skipped = skipped  # digests of batches that came from the worker that reads for all
+        with opening():
+            self._batches: Iterator[Any] = iter(batches)
+        self._is_open = False
         self.is_new = True
 
     def __iter__(self) -> Stream:
@@ -32,10 +41,14 @@ class Stream:
     def num_skipped(self) -> int:
         return len(self._skipped)
 
-    def look(self) -> None:
+    def look(self) -> int | None:
         """Read the first batch, and keep it: whatever is shuffled at the start of an epoch is shuffled now."""
-        first = list(islice(self._batches, 1))
-        self._batches = chain(first, self._batches)
+        try:
+            first = self._advance()
+        except StopIteration:
+            return None
+        self._batches = chain([first], self._batches)
+        return digest(first)
 
     def skip(self, batch: Any) -> None:
         """This batch came from another worker."""
@@ -43,12 +56,23 @@ class Stream:
 
     def read(self) -> Any:
         """The next batch, by this worker, behind all that it has skipped."""
+        self.catch_up()
+        return self._advance()
+
+    def catch_up(self) -> None:
+        """Read what was skipped, and compare it with what was trained on."""
         while self._skipped:
-            if digest(next(self._batches, None)) != self._skipped[0]:
+            if digest(self._advance(None)) != self._skipped[0]:
                 raise WorkerLost(
-                    "The worker that read for all was lost, and this one reads other batches than it did.",
+                    "This worker has to read what another one had read for all, and finds other batches.",
                     why="the stream draws from a generator of its own, which moves on with each batch that is read.",
                     do="start again from the last checkpoint; let what it draws follow from the epoch and the index.",
                 )
             self._skipped.popleft()
-        return next(self._batches)
+
+    def _advance(self, *default: Any) -> Any:
+        if self._is_open:
+            return next(self._batches, *default)
+        self._is_open = True
+        with self._opening():
+            return next(self._batches, *default)
