@@ -1,6 +1,6 @@
 """Streams that take long to read, on one worker or several; each worker prints what it found, as JSON.
 
-    KERAS_BACKEND=torch duoka run --devices 3 --replicas 4 tests/process/keras_reading.py [--struck] [name ...]
+    KERAS_BACKEND=torch duoka run --devices 3 tests/process/keras_reading.py [--twice] [--struck] [name ...]
 
 With --struck, the worker that reads for all is killed in the last two scenarios, as long as there is another one.
 """
@@ -27,6 +27,8 @@ from keras import layers
 import duoka
 
 SCENARIOS: dict[str, Callable] = {}
+SHARE = True
+STRUCK: list[str] = []  # not empty: the reader is killed
 LONG_S = 0.01  # a good part of a step
 ROWS = 9
 
@@ -130,7 +132,7 @@ def generator_twice(strategy):
     """What a worker has left to another one in the first training, it does not take for new in the second."""
     model, batches = make(strategy), Batches(40)
     x = batches()
-    histories = [model.fit(x, steps_per_epoch=steps, verbose=0) for steps in (16, 17)]
+    histories = [model.fit(x, steps_per_epoch=steps, verbose=0) for steps in (14, 6)]
     return facts_of(model, histories[-1], batches)
 
 
@@ -160,7 +162,7 @@ class Changing(Dataset):
 
 @scenario
 def changing_dataset_twice(strategy):
-    model, dataset = make(strategy), Changing(13)
+    model, dataset = make(strategy), Changing(7)
     np.random.seed(3)
     model.fit(dataset, epochs=2, verbose=0, validation_data=validation())
     return facts_of(model, model.fit(dataset, epochs=2, verbose=0), dataset) | {"order": dataset.order.tolist()}
@@ -223,7 +225,7 @@ def broken_stream(strategy):
 @scenario
 def reader_dies_while_it_reads(strategy):
     def strike(index):
-        if index == 20 and strategy.worker == 0 and "--struck" in sys.argv:
+        if index == 20 and strategy.worker == 0 and STRUCK:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return train(strategy, Batches(30, strike=strike), steps_per_epoch=15, epochs=2)
@@ -236,7 +238,7 @@ def reader_dies_in_a_later_epoch(strategy):
 
         def on_train_batch_begin(self, batch, logs=None):
             self.num_batches += 1
-            is_victim = strategy.worker == 1 and strategy.num_workers > 1 and "--struck" in sys.argv
+            is_victim = strategy.worker == 1 and strategy.num_workers > 1 and STRUCK
             if self.num_batches == 30 and is_victim:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -244,12 +246,16 @@ def reader_dies_in_a_later_epoch(strategy):
 
 
 def main() -> None:
-    strategy = duoka.Mirrored(share_reading=True)
-    facts = {}
-    for name in [word for word in sys.argv[1:] if not word.startswith("--")] or SCENARIOS:
-        print("BEGIN", name, flush=True)
-        facts[name] = SCENARIOS[name](strategy)
-        print(json.dumps(facts), flush=True)
+    """With --twice, every worker reads for itself at first, and nobody is killed."""
+    names = [word for word in sys.argv[1:] if not word.startswith("--")] or SCENARIOS
+    facts: dict[str, dict] = {"by_all": {}, "by_one": {}}
+    for who, share in (("by_all", False), ("by_one", SHARE)):
+        strategy = duoka.Mirrored(share_reading=share)
+        STRUCK[:] = ["--struck"] * (who == "by_one" and "--struck" in sys.argv)
+        for name in names if who == "by_one" or "--twice" in sys.argv else ():
+            print("BEGIN", name, flush=True)
+            facts[who][name] = SCENARIOS[name](strategy)
+            print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Datasets of tf.data that one worker reads for all without being asked, and streams that it must not read alone.
 
-    KERAS_BACKEND=tensorflow duoka run --devices 2 --replicas 2 tests/process/keras_restarting.py [--struck] [name ...]
+    KERAS_BACKEND=tensorflow duoka run --devices 2 tests/process/keras_restarting.py [--twice] [--struck] [name ...]
 
 Each worker prints what it found, as JSON. With --struck the worker that reads for all is killed in the last scenario.
 """
@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -31,6 +32,8 @@ from duoka.frameworks.keras import restarting
 from duoka.frameworks.keras.stream import Stream
 
 SCENARIOS: dict[str, Callable] = {}
+SHARE = None
+STRUCK: list[str] = []  # not empty: the reader is killed
 ROWS = 6
 COUNT = 17  # batches
 LONG_S = 0.01
@@ -189,6 +192,11 @@ def a_dataset_with_generators(strategy):
 @scenario
 def who_restarts(strategy):
     """Which datasets may be read by one worker for all, by what they are made of."""
+    return {"restarts": those_that_restart()}
+
+
+@cache
+def those_that_restart() -> list[str]:
     numbers = tf.data.Dataset.range(8)
     variable, generator = tf.Variable(1, dtype=tf.int64), tf.random.Generator.from_seed(1)
     flip = layers.RandomFlip(seed=5)
@@ -218,7 +226,7 @@ def who_restarts(strategy):
         "without order": numbers.map(lambda n: n + 1, num_parallel_calls=2, deterministic=False),
         "without order by options": numbers.with_options(unordered),
     }
-    return {"restarts": [name for name, dataset in datasets.items() if restarting.restarts(dataset)]}
+    return [name for name, dataset in datasets.items() if restarting.restarts(dataset)]
 
 
 def folder() -> tf.data.Dataset:
@@ -243,19 +251,21 @@ def reader_dies_in_a_second_fit(strategy):
 
     model, dataset = make(strategy), pictures()
     first = fit(model, dataset, epochs=2)
-    return facts_of(
-        model, first, fit(model, dataset, epochs=3, callbacks=[Death()] if "--struck" in sys.argv else None)
-    )
+    return facts_of(model, first, fit(model, dataset, epochs=3, callbacks=[Death()] if STRUCK else None))
 
 
 def main() -> None:
+    """With --twice, every worker reads for itself at first, and nobody is killed."""
     count_reads()
-    strategy = duoka.Mirrored()
-    facts = {}
-    for name in [word for word in sys.argv[1:] if not word.startswith("--")] or SCENARIOS:
-        print("BEGIN", name, flush=True)
-        facts[name] = SCENARIOS[name](strategy)
-        print(json.dumps(facts), flush=True)
+    names = [word for word in sys.argv[1:] if not word.startswith("--")] or SCENARIOS
+    facts: dict[str, dict] = {"by_all": {}, "by_one": {}}
+    for who, share in (("by_all", False), ("by_one", SHARE)):
+        strategy = duoka.Mirrored(share_reading=share)
+        STRUCK[:] = ["--struck"] * (who == "by_one" and "--struck" in sys.argv)
+        for name in names if who == "by_one" or "--twice" in sys.argv else ():
+            print("BEGIN", name, flush=True)
+            facts[who][name] = SCENARIOS[name](strategy)
+            print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":
