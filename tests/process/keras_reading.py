@@ -136,15 +136,6 @@ def generator_twice(strategy):
     return facts_of(model, histories[-1], batches)
 
 
-@scenario
-def iterator_twice(strategy):
-    """An iterator that cannot be referred to weakly is read by all in the end, so that each of them is at its place."""
-    model, batches = make(strategy), Batches(40)
-    x = map(tuple, batches())
-    histories = [model.fit(x, steps_per_epoch=steps, verbose=0) for steps in (16, 17)]
-    return facts_of(model, histories[-1], batches) | {"next": float(next(x)[0][0, 0])}
-
-
 class Changing(Dataset):
     """Draws from a generator of its own, too, and shuffles itself with NumPy's at the end of an epoch."""
 

@@ -111,13 +111,6 @@ def test_what_takes_no_time_is_read_by_all(found_in_full):
         assert set(found_in_full.of_all("quick_generator", "read")) == {39}
 
 
-def test_an_iterator_is_at_its_place_afterwards(found_in_full):
-    if found_in_full.backend == "tensorflow":
-        pytest.skip("there threads read ahead, on one worker, too")
-    alone = found_in_full.expected["iterator_twice"]["next"]
-    assert found_in_full.of_all("iterator_twice", "next") == [alone] * found_in_full.num_workers
-
-
 def test_what_streams_draw_from_global_generators_is_as_on_one_worker_afterwards(found_in_full):
     if found_in_full.backend == "tensorflow":
         pytest.skip("there threads read ahead and draw, on one worker, too")

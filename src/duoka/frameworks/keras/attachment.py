@@ -186,8 +186,7 @@ class Attachment:
         def make() -> SharedReading:
             return SharedReading(self._collective, self._memory, source, self._tell, restarts=restarts, prepare=prepare)
 
-        reading = self._readings.of(x, make)
-        return reading.watching(x, is_kept=x in self._readings)
+        return self._readings.of(x, make).watching(x)
 
     def _bar(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
         has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)

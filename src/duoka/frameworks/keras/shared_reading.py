@@ -67,27 +67,18 @@ class SharedReading:
         self._takes_many = False  # batches at once
 
     @contextmanager
-    def watching(self, x: Any, *, is_kept: bool) -> Iterator[None]:
-        """Around `fit`: what Keras makes to read this stream takes its batches from here. The first one trains.
-
-        `is_kept`: the next `fit` with this stream comes here, too.
-        """
+    def watching(self, x: Any) -> Iterator[None]:
+        """Around `fit`: what Keras makes to read this stream takes its batches from here. The first one trains."""
         self._start_together()
         if hasattr(x, "__next__") and self._behind is None:
             self._behind = deque()
         make = EpochIterator.__init__
-        last: list[Stream] = []
-
-        def open_stream(batches: Any) -> Stream:
-            behind = deque() if self._behind is None else self._behind
-            last[:] = [Stream(batches, self.take, self._background.opening, behind)]
-            return last[0]
 
         def watched(iterator: Any, *args: Any, **kwargs: Any) -> None:
             make(iterator, *args, **kwargs)
             if kwargs.get("x") is x:
                 EpochIterator.__init__ = make
-                self._watch(iterator, open_stream)
+                self._watch(iterator)
 
         EpochIterator.__init__ = watched
         try:
@@ -97,15 +88,17 @@ class SharedReading:
             self._cost.forget_stream()  # which holds on to what is read
         if self._is_shared:
             self._agree_on_generators("after fit")
-        if self._behind and not is_kept:
-            last[0].catch_up()
 
-    def _watch(self, iterator: Any, open_stream: Callable[[Any], Stream]) -> None:
+    def _open(self, batches: Any) -> Stream:
+        behind: deque[int] = deque() if self._behind is None else self._behind
+        return Stream(batches, self.take, self._background.opening, behind)
+
+    def _watch(self, iterator: Any) -> None:
         adapter, get = iterator.data_adapter, iterator._get_iterator
         if self._prepare is not None:
             adapter._dataset = self._prepare(adapter._dataset)
         self._takes_many = iterator.steps_per_execution > 1
-        iterator._get_iterator = lambda: open_stream(get())
+        iterator._get_iterator = lambda: self._open(get())
         end_epoch = adapter.on_epoch_end
 
         def end_epoch_together() -> None:

@@ -55,12 +55,7 @@ class Stream:
         self._skipped.append(digest(batch))
 
     def read(self) -> Any:
-        """The next batch, by this worker, behind all that it has skipped."""
-        self.catch_up()
-        return self._advance()
-
-    def catch_up(self) -> None:
-        """Read what was skipped, and compare it with what was trained on."""
+        """The next batch, by this worker, behind all that it has skipped. That is compared with what was trained on."""
         while self._skipped:
             if digest(self._advance(None)) != self._skipped[0]:
                 raise WorkerLost(
@@ -69,6 +64,7 @@ class Stream:
                     do="start again from the last checkpoint; let what it draws follow from the epoch and the index.",
                 )
             self._skipped.popleft()
+        return self._advance()
 
     def _advance(self, *default: Any) -> Any:
         if self._is_open:
