@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.randomness import state_of_replica
-from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
+from duoka.frameworks.tensorflow.replica import ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step
 from duoka.frameworks.tensorflow.turns import NOBODY, Turns
-from duoka.frameworks.tensorflow.variables import merge_of, raw, watching_reads, watching_writes
+from duoka.frameworks.tensorflow.variables import merge_of, watching_writes
 
 
 class EagerRun:
@@ -42,10 +41,13 @@ class EagerRun:
         total_rows = int(arguments.count_rows(self._strategy.replicas))
         position, factors = self._turns.begin(total_rows, data.digest(arguments.rows))
         step = None
+        has_agreed = self._middle is not None
         while position[0] != NOBODY:
             step = self._compute(function, name, arguments, position, factors)
-            if self._middle is None and self._agree(step.variables):
-                continue  # they were different here: once more
+            if not has_agreed:
+                has_agreed = True  # after the first replica, of which every worker has one
+                if self._agree(step.variables):
+                    continue  # they were different here: once more
             position, factors = self._turns.deposit(int(position[0]), step.contents, self._leave(step))
         assert step is not None
         return self._finish(step)
@@ -73,8 +75,9 @@ class EagerRun:
 
         args, kwargs = arguments.with_rows([leaf[start:stop] for leaf in arguments.rows])
         try:
-            with watching_writes(see), self._refusing_reads(watched), watched.watching(context, see_generator):
+            with watching_writes(see), watched.watching(context, see_generator):
                 outputs = Outputs(function(*args, **kwargs))
+            watched.refuse_reads()
             pairs = [(variable, merge_of(variable, is_seed=key in self._seeds)) for key, variable in touched.items()]
             seeds = [variable for key, variable in touched.items() if key in self._seeds]
             is_updated = self._middle is not None
@@ -85,15 +88,6 @@ class EagerRun:
                 variable, before = self._before[key]
                 variable.assign(before)
         return step
-
-    def _refusing_reads(self, watched: Watched) -> AbstractContextManager[None]:
-        """After an update its variables have new values; here they get them at the end, so nobody may look before."""
-
-        def see(variable: Any) -> None:
-            if any(raw(other) is variable for update in watched.updates for other in update.variables):
-                raise NeedsMiddle("it uses weights after it has applied gradients")
-
-        return watching_reads(see) if self._middle is None else nullcontext()
 
     def _leave(self, step: Step) -> list[Array]:
         """What this replica's step has left, as arrays."""

@@ -14,6 +14,7 @@ from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.randomness import watching_generators
 from duoka.frameworks.tensorflow.recording import Update, watching_updates
+from duoka.frameworks.tensorflow.variables import raw
 
 _open: list[ReplicaContext] = []  # the step under way, in this process
 
@@ -72,6 +73,7 @@ class Watched:
         self.updates: list[Update] = []
         self.generators: dict[int, Any] = {}
         self.first_update_at = 0  # how many operations the graph had
+        self._reads: Any = None  # outside of graphs: a tape, which knows what is read after the first update
 
     @contextmanager
     def watching(
@@ -83,11 +85,28 @@ class Watched:
 
         self.updates.clear()  # TensorFlow may trace a step twice
         with ExitStack() as stack:
+            self._stack = stack
             stack.enter_context(context.losses.patched())
             stack.enter_context(watching_generators(see))
             stack.enter_context(watching_updates(self._update))
             stack.enter_context(self._entered(context))
             yield
+
+    def _note_first_update(self) -> None:
+        if tf.executing_eagerly():
+            self._reads = self._stack.enter_context(tf.GradientTape())
+        else:
+            self.first_update_at = len(tf.compat.v1.get_default_graph().get_operations())
+
+    def refuse_reads(self) -> None:
+        """After an update its variables have new values; here they get them at the end, so nobody may look before.
+
+        For a step that ran outside of graphs.
+        """
+        if self._reads is not None:
+            trained = {id(raw(variable)) for update in self.updates for variable in update.variables}
+            if any(id(variable) in trained for variable in self._reads.watched_variables()):
+                raise NeedsMiddle("it uses weights after it has applied gradients")
 
     @contextmanager
     def _entered(self, context: ReplicaContext) -> Iterator[None]:
@@ -102,8 +121,8 @@ class Watched:
             tf.distribute.get_replica_context = former
 
     def _update(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
-        if not self.updates and not tf.executing_eagerly():
-            self.first_update_at = len(tf.compat.v1.get_default_graph().get_operations())
+        if not self.updates and self._exchange is None:
+            self._note_first_update()
         self.updates.append(Update(optimizer, gradients, variables))
         if self._exchange is None:
             return None

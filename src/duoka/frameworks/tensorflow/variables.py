@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -30,7 +30,6 @@ _WRITERS = (
     "scatter_nd_max",
     "scatter_nd_min",
 )
-_READERS = ("_read_variable_op", "sparse_read", "gather_nd")
 
 
 class Merge(Enum):
@@ -53,28 +52,21 @@ def start_of(variable: Any, before: Any, merge: Merge) -> Any:
     return tf.zeros_like(before) if merge is Merge.SUM and variable.dtype.is_floating else before
 
 
-def watching_writes(see: Callable[[Any], None]) -> AbstractContextManager[None]:
-    """Outside of graphs: `see` gets each variable before it is written to."""
-    return _watching(_WRITERS, see)
-
-
-def watching_reads(see: Callable[[Any], None]) -> AbstractContextManager[None]:
-    return _watching(_READERS, see)
-
-
 @contextmanager
-def _watching(names: Sequence[str], see: Callable[[Any], None]) -> Iterator[None]:
+def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
+    """Outside of graphs: `see` gets each variable before it is written to."""
+
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
             see(variable)
             return original(variable, *args, **kwargs)
 
-        return call
+        return write
 
     replaced = [
         (kind, name, kind.__dict__[name])
         for kind in subclasses_of(BaseResourceVariable)
-        for name in names
+        for name in _WRITERS
         if name in kind.__dict__
     ]
     for kind, name, original in replaced:

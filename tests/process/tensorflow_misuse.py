@@ -1,0 +1,95 @@
+"""Loops with mistakes in them, on two workers; prints what each is told, as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import duoka
+import duoka.tensorflow
+
+strategy = duoka.Mirrored()
+batch = tf.constant(np.arange(10, dtype="float32").reshape(5, 2))
+weight = tf.Variable([[1.0], [2.0]])
+optimizer = keras.optimizers.SGD(0.1)
+
+
+def loss_of(x):
+    return tf.reduce_mean(tf.matmul(x, weight) ** 2)
+
+
+def run_inside_run(x):
+    return strategy.run(loss_of, args=(x,))
+
+
+known, other = keras.Variable([[1.0], [2.0]]), keras.Variable([[1.0], [2.0]])
+optimizer.build([known])
+
+
+def unknown_variable(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.matmul(x, other.value))
+    optimizer.apply(tape.gradient(loss, [other.value]), [other])
+
+
+def trains_and_looks(x):
+    with tf.GradientTape() as tape:
+        loss = loss_of(x)
+    tf.compat.v1.train.GradientDescentOptimizer(0.1).apply_gradients([(tape.gradient(loss, weight), weight)])
+    return tf.reduce_sum(weight)
+
+
+def of_different_shapes():
+    return strategy.reduce("sum", strategy.run(lambda x: x, args=(batch,)))
+
+
+def told(mistake):
+    try:
+        mistake()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+MISTAKES = {
+    "no function": lambda: strategy.run(batch),
+    "no tuple": lambda: strategy.run(loss_of, args=batch),
+    "run inside run": lambda: strategy.run(run_inside_run, args=(batch,)),
+    "no batch": lambda: strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(([1.0], [1]))),
+    "no dataset": lambda: strategy.distribute_dataset([1, 2]),
+    "ragged": lambda: strategy.distribute_dataset(tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]))),
+    "rows differ": lambda: strategy.run(lambda x, y: x, args=(batch, batch[:2])),
+    "no rows": lambda: strategy.run(loss_of, args=(batch[:0],)),
+    "reduce a number": lambda: strategy.reduce("sum", 1.0),
+    "reduce a batch": lambda: strategy.reduce(
+        "sum", next(iter(strategy.distribute_dataset(tf.data.Dataset.from_tensors(batch))))
+    ),
+    "no reduction": lambda: strategy.reduce("max", strategy.run(loss_of, args=(batch,))),
+    "axis of a number": lambda: strategy.reduce("sum", strategy.run(loss_of, args=(batch,)), axis=0),
+    "shapes differ": of_different_shapes,
+    "average of a number": lambda: strategy.run(lambda x: strategy.average_loss(loss_of(x)), args=(batch,)),
+    "average outside": lambda: strategy.average_loss(tf.constant([1.0, 2.0])),
+    "context outside": duoka.tensorflow.get_replica_context,
+    "a result again": lambda: strategy.run(loss_of, args=(strategy.run(loss_of, args=(batch,)),)),
+    "unknown variable": lambda: strategy.run(unknown_variable, args=(batch,)),
+    "more replicas than workers": lambda: strategy.run(trains_and_looks, args=(batch,)),
+}
+
+
+def main():
+    found = {name: told(mistake) for name, mistake in MISTAKES.items()}
+    # And after all of them everything works.
+    found["mean"] = float(strategy.reduce("mean", strategy.run(loss_of, args=(batch,))))
+    found["expected"] = float(loss_of(batch))
+    print("FOUND " + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

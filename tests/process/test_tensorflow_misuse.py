@@ -1,0 +1,96 @@
+"""Mistakes in TensorFlow loops: one clear message each, and no hang."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.scripts import DUOKA_RUN, run, start
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+SCRIPT = Path(__file__).with_name("tensorflow_misuse.py")
+TOLD = {
+    "no function": "was given a EagerTensor to run",
+    "no tuple": "give a tuple: run(step, args=(batch,))",
+    "run inside run": "strategy.run was called inside strategy.run",
+    "no batch": "call .batch(n)",
+    "no dataset": "give it a tf.data.Dataset",
+    "ragged": "to_tensor()",
+    "rows differ": "have 2, 5 rows",
+    "no rows": "a batch without rows",
+    "reduce a number": "not what strategy.run returned",
+    "reduce a batch": "was given a batch",
+    "no reduction": "'max' is no reduction",
+    "axis of a number": "which has no axis",
+    "shapes differ": "different shapes",
+    "average of a number": "was given one number",
+    "average outside": "There is no replica here",
+    "context outside": "There is no replica here",
+    "a result again": "what another strategy.run has returned",
+    "unknown variable": "Unknown variable",
+    "more replicas than workers": "use one replica on each worker, replicas=2",
+}
+WAITING = """
+    import os, sys, time
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+    import duoka
+
+    strategy = duoka.Mirrored(devices=2)
+    weight = tf.Variable(1.0)
+
+    def step(x):
+        if strategy.worker == 1 and {is_late}:
+            tf.numpy_function({what}, [], [])
+        return tf.reduce_mean(x) * weight
+
+    @tf.function
+    def run(x):
+        return strategy.reduce("mean", strategy.run(step, args=(x,)))
+
+    def sleep():
+        print("asleep", flush=True)
+        time.sleep(60)
+
+    def fail():
+        raise ValueError("my own mistake")
+
+    print(float(run(tf.constant([1.0, 2.0, 3.0]))), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, str]:
+    words = [*DUOKA_RUN, "--devices", "2", "--replicas", "3"]
+    ended = run(tmp_path_factory.mktemp("misuse"), SCRIPT.read_text(), program=words, timeout_s=200)
+    (line, *_) = (line for line in ended.out.splitlines() if line.startswith("FOUND "))
+    return json.loads(line.removeprefix("FOUND "))
+
+
+@pytest.mark.parametrize("mistake", TOLD)
+def test_a_mistake_gets_a_clear_message(found, mistake):
+    assert TOLD[mistake] in found[mistake]
+
+
+def test_a_loop_goes_on_after_a_mistake(found):
+    assert found["mean"] == pytest.approx(found["expected"])
+
+
+def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
+    going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
+    going.wait_for("asleep", timeout_s=90)
+    time.sleep(0.5)
+    begin = time.monotonic()
+    going.signal(signal.SIGINT)
+    ended = going.finish(10, leaves=["__autograph_generated_file"])
+    assert ended.code == 130 and time.monotonic() - begin < 5
+
+
+def test_an_exception_in_one_replica_stops_all_with_its_text(tmp_path):
+    ended = start(tmp_path, WAITING.format(is_late=True, what="fail")).finish(90)
+    assert ended.code == 1
+    assert "my own mistake" in ended.err and "1 worker stopped because worker 1 (cpu:0/v1) failed" in ended.err
