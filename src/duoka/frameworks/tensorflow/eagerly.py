@@ -12,7 +12,7 @@ from duoka.collectives.arrays import Array
 from duoka.frameworks.keras import data
 from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
-from duoka.frameworks.tensorflow.in_graph import flatten
+from duoka.frameworks.tensorflow.in_graph import flatten, is_seed
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
@@ -48,7 +48,8 @@ class EagerRun:
                 has_agreed = True  # after the first replica, of which every worker has one
                 if self._agree(step.variables):
                     continue  # they were different here: once more
-            position, factors = self._turns.deposit(int(position[0]), step.contents, self._leave(step))
+            replica, left = int(position[0]), self._leave(step)
+            position, factors = self._turns.deposit(replica, step.contents, left, float(step.rate))
         assert step is not None
         return self._finish(step)
 
@@ -61,11 +62,13 @@ class EagerRun:
         context = ReplicaContext(self._strategy, tf.constant(replica, tf.int32), losses, self._middle)
 
         def see(variable: Any) -> None:
-            if id(variable) in touched or watched.is_updating:
-                return
+            if id(variable) in touched or watched.is_updating or not tf.executing_eagerly():
+                return  # a graph in the step is looked at when it is called
             touched[id(variable)] = variable
             if id(variable) not in self._before:
                 self._before[id(variable)] = variable, tf.identity(variable)
+            if is_seed(variable):
+                self._seeds[id(variable)] = variable  # drawn from in a graph
             if id(variable) in self._seeds:
                 variable.assign(state_of_replica(self._before[id(variable)][1].numpy(), replica))
 

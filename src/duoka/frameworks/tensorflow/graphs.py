@@ -49,6 +49,11 @@ def walk(graph: Any, outside: dict[int, Any] | None = None, since: int = 0) -> I
                     yield from walk(function.graph, {id(inside): given for inside, given in pairs})
 
 
+def is_read(operation: Any) -> bool:
+    """Of a variable's value, not of its shape."""
+    return operation.type in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+
+
 def is_write(operation: Any) -> bool:
     return operation.type.startswith(_WRITES) or operation.type in _WRITE_TYPES
 
@@ -56,3 +61,14 @@ def is_write(operation: Any) -> bool:
 def is_stateful_random(operation: Any) -> bool:
     """Its numbers come from a counter of the process: they cannot be drawn again for a step and a replica."""
     return operation.type in _STATEFUL_RANDOM
+
+
+def written_by(graph: Any) -> list[Any]:
+    """The variables that are written to, in the order of the text."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    found: dict[int, Any] = {}
+    for operation, outside in walk(graph):
+        if is_write(operation) and outside and outside[0] is not None and id(outside[0]) in by_handle:
+            variable = by_handle[id(outside[0])]
+            found[id(variable)] = variable
+    return list(found.values())

@@ -15,7 +15,7 @@ from duoka.frameworks.keras import data
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
-from duoka.frameworks.tensorflow.graphs import is_stateful_random, is_write, walk
+from duoka.frameworks.tensorflow.graphs import is_read, is_stateful_random, is_write, walk, written_by
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
@@ -91,8 +91,8 @@ class GraphRun:
         if self._middle is None:
             _refuse_reads(graph, watched)
         trained = {id(variable) for variable in trained_by(watched.updates)} if self._middle else set()
-        written = [variable for variable in _written(graph) if id(variable) not in trained]
-        seeds = [variable for variable in written if id(variable) in watched.generators or _is_seed(variable)]
+        written = [variable for variable in written_by(graph) if id(variable) not in trained]
+        seeds = [variable for variable in written if id(variable) in watched.generators or is_seed(variable)]
         if any(is_stateful_random(operation) for operation, _ in walk(graph)):
             self._tell(
                 f"{name} draws from tf.random: these numbers follow neither step nor replica, and are outside of the"
@@ -129,10 +129,10 @@ class GraphRun:
         ]
         arrays = [*results[:num_gradients], *state, *sums, *results[num_gradients:]]
 
-        def deposit(position: Array, *arrays: Array) -> list[Array]:
-            return self._turns.deposit(int(position[0]), step.contents, arrays)
+        def deposit(position: Array, rate: Array, *arrays: Array) -> list[Array]:
+            return self._turns.deposit(int(position[0]), step.contents, arrays, float(rate))
 
-        return self._host.call(deposit, [position, *arrays], needs)
+        return self._host.call(deposit, [position, step.rate, *arrays], needs)
 
     # All of them.
 
@@ -178,18 +178,7 @@ def _is_sparse(gradient: Any) -> bool:
     return has_rows(gradient, is_eager=False)
 
 
-def _written(graph: Any) -> list[Any]:
-    """The variables that are written to, in the order of the text."""
-    by_handle = {id(variable.handle): variable for variable in graph.variables}
-    found: dict[int, Any] = {}
-    for operation, outside in walk(graph):
-        if is_write(operation) and outside and outside[0] is not None and id(outside[0]) in by_handle:
-            variable = by_handle[id(outside[0])]
-            found[id(variable)] = variable
-    return list(found.values())
-
-
-def _is_seed(variable: Any) -> bool:
+def is_seed(variable: Any) -> bool:
     """The state of a Keras SeedGenerator, in a function that was traced before."""
     return variable.dtype == tf.uint32 and variable.shape == [2] and "seed_generator_state" in variable.name
 
@@ -200,5 +189,6 @@ def _refuse_reads(graph: Any, watched: Watched) -> None:
     if not watched.updates:
         return
     for operation, outside in walk(graph, since=watched.first_update_at):
-        if any(id(handle) in trained for handle in outside if handle is not None):
+        is_used = is_read(operation) or is_write(operation)
+        if is_used and any(id(handle) in trained for handle in outside if handle is not None):
             raise NeedsMiddle(f"it uses weights after it has applied gradients ({operation.name})")

@@ -84,6 +84,7 @@ class Watched:
             see_generator(state)
 
         self.updates.clear()  # TensorFlow may trace a step twice
+        self._graph, self._is_eager = tf.compat.v1.get_default_graph(), tf.executing_eagerly()
         with ExitStack() as stack:
             self._stack = stack
             stack.enter_context(context.losses.patched())
@@ -121,8 +122,17 @@ class Watched:
             tf.distribute.get_replica_context = former
 
     def _update(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
-        if not self.updates and self._exchange is None:
-            self._note_first_update()
+        if self._is_eager and not tf.executing_eagerly():
+            raise MismatchError(
+                "The step runs outside of graphs, and calls an optimizer inside of one.",
+                why="what replicas hand to optimizers is exchanged between them, and here a graph keeps it to itself.",
+                do="give the tf.function itself to strategy.run, or call strategy.run inside a tf.function.",
+            )
+        if self._exchange is None:
+            if tf.compat.v1.get_default_graph() is not self._graph:
+                raise NeedsMiddle("it applies gradients in a branch or a loop of a graph")
+            if not self.updates:
+                self._note_first_update()
         self.updates.append(Update(optimizer, gradients, variables))
         if self._exchange is None:
             return None

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from duoka.collectives.packing import Kind, Packing
+from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.outcome import Total
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.recording import Update
@@ -60,6 +62,13 @@ class Step:
     def variables(self) -> list[Any]:
         """All that must be the same on all workers before the first step, each once."""
         return distinct([*trained_by(self._all_updates), *self.written])
+
+    @property
+    def rate(self) -> Any:
+        """The learning rate, where it is a number that a script may change; of several optimizers the sum."""
+        optimizers = [update.optimizer for update in self._all_updates if isinstance(update.optimizer, BaseOptimizer)]
+        rates = [rate for optimizer in optimizers if (rate := rate_of(optimizer)) is not None]
+        return tf.add_n([tf.constant(0.0, tf.float64), *(tf.cast(rate.value, tf.float64) for rate in rates)])
 
     @property
     def gradients(self) -> list[Any]:

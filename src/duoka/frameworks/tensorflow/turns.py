@@ -88,7 +88,7 @@ class Turns:
         self._reset(total_rows, data, seeds)
         return self._needs_of(self._collective.replicas[0])
 
-    def deposit(self, replica: int, contents: Contents, arrays: Sequence[Array]) -> list[Array]:
+    def deposit(self, replica: int, contents: Contents, arrays: Sequence[Array], rate: float) -> list[Array]:
         """What a replica's step has left; gives what the next one needs, once all have run after the exchange."""
         outcome, parts = self._read(replica, contents, arrays)
         num_rows = self._num_rows(replica)
@@ -102,7 +102,7 @@ class Turns:
         if num_rows:
             self._transfer.write(self._exchange, replica, outcome, num_rows)
             seedless = outcome.others[: len(outcome.others) - contents.num_seeds]
-            self._exchange.deposit(replica, Note(self._data, None, digest_of(seedless)).pack())
+            self._exchange.deposit(replica, Note(self._data, rate, digest_of(seedless)).pack())
             self._parts[replica] = parts
         else:
             self._leave_out(replica)

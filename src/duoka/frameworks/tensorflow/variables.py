@@ -8,9 +8,11 @@ from enum import Enum
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from duoka.frameworks.subclasses import subclasses_of
+from duoka.frameworks.tensorflow.graphs import written_by
 
 _WRITERS = (
     "assign",
@@ -54,7 +56,7 @@ def start_of(variable: Any, before: Any, merge: Merge) -> Any:
 
 @contextmanager
 def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
-    """Outside of graphs: `see` gets each variable before it is written to."""
+    """Outside of graphs: `see` gets each variable before it is written to, by a `tf.function` too."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,8 +71,17 @@ def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
         for name in _WRITERS
         if name in kind.__dict__
     ]
+    call = Function.__call__
+
+    def call_seen(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            for variable in written_by(function.get_concrete_function(*args, **kwargs).graph):
+                see(variable)
+        return call(function, *args, **kwargs)
+
+    replaced.append((Function, "__call__", call))
     for kind, name, original in replaced:
-        setattr(kind, name, make(original))
+        setattr(kind, name, call_seen if original is call else make(original))
     try:
         yield
     finally:
