@@ -32,6 +32,12 @@ def test_without_soft_placement_it_is_an_error_that_lists_what_is_here():
     assert "Here are: gpu:0, gpu:1, cpu:0." in caught.value.do
 
 
+def test_a_logical_device_with_the_name_of_the_whole_is_listed_once():
+    with pytest.raises(DeviceError) as caught:
+        find_place("/gpu:7", [CPU, Device("cpu", 0), Device("cpu", 1)], soft_placement=False)
+    assert "Here are: cpu:0, cpu:1." in caught.value.do
+
+
 def test_a_worker_finds_its_own_device_by_any_of_its_names():
     own = Device("gpu", 1)
     assert find_place("cuda:1", CARDS, own).device is own

@@ -58,6 +58,7 @@ def _is_part_of(own: Device, name: DeviceName) -> bool:
 
 def _say_what_can_be_used(here: Sequence[Device], own: Device | None) -> str:
     if own is None:
-        return say_what_is_here(here)
+        # A logical device of TensorFlow may have the name of the whole: say it once.
+        return say_what_is_here(list({device.name: device for device in here}.values()))
     cpus = [] if own.kind == "cpu" else [device for device in here if device.kind == "cpu"]
     return say_what_is_here([own, *cpus])
