@@ -173,12 +173,17 @@ class WorkerSession:
         return native_device(self.device, is_only_card=attachment() is not None)
 
     def progress(
-        self, iterable: Iterable[Any], desc: str | None, is_main: Callable[[], bool], position: Position
+        self,
+        iterable: Iterable[Any] | None,
+        desc: str | None,
+        total: int | None,
+        is_main: Callable[[], bool],
+        position: Position,
     ) -> Progress:
         if self._display is None:
             attached = attachment()
             self._display = open_display(sys.stderr, None if attached is None else attached.identity.columns)
-        return Progress(iterable, desc, is_main, position, self._display)
+        return Progress(iterable, desc, total, is_main, position, self._display)
 
     def save_state(self, path: Any, state: Any) -> None:
         save_state(path, state, list_codecs())
@@ -234,9 +239,14 @@ class NotebookSession:
         return self._joined.native_device
 
     def progress(
-        self, iterable: Iterable[Any], desc: str | None, is_main: Callable[[], bool], position: Position
+        self,
+        iterable: Iterable[Any] | None,
+        desc: str | None,
+        total: int | None,
+        is_main: Callable[[], bool],
+        position: Position,
     ) -> Progress:
-        return self._joined.progress(iterable, desc, is_main, position)
+        return self._joined.progress(iterable, desc, total, is_main, position)
 
     def save_state(self, path: Any, state: Any) -> None:
         self._joined.save_state(path, state)

@@ -7,6 +7,7 @@ import re
 import sys
 from contextlib import redirect_stdout
 
+import numpy as np
 import pytest
 
 from duoka.errors import MismatchError
@@ -51,8 +52,10 @@ def stream() -> io.StringIO:
     return io.StringIO()
 
 
-def progress(iterable, clock, stream, *, desc=None, is_main=lambda: True, position=lambda: None, interval_s=5.0):
-    return Progress(iterable, desc, is_main, position, Lines(lambda: stream, clock, interval_s), clock)
+def progress(
+    iterable, clock, stream, *, desc=None, total=None, is_main=lambda: True, position=lambda: None, interval_s=5.0
+):
+    return Progress(iterable, desc, total, is_main, position, Lines(lambda: stream, clock, interval_s), clock)
 
 
 def test_a_loop_gives_what_it_would_give_without_a_bar(clock, stream):
@@ -177,6 +180,89 @@ def test_long_counts_and_durations_are_written_as_people_read_them():
     assert reading.line == "1,500/20,000 batches, 12,346 rows/s, loss 0.0001235, 1:06:40 left"
 
 
+# In the words of tqdm.
+
+
+def test_a_bar_can_be_counted_up_by_hand_with_postfixes_as_text_or_numbers(clock, stream):
+    with progress(None, clock, stream, desc="Epoch  1/ 2", total=3) as bar:
+        for number in range(3):
+            clock.now += 3
+            bar.set_postfix({"loss": "%.4f" % (number + 0.5), "accuracy": "%.6f" % 0.25})  # noqa: UP031
+            bar.update(1)
+    assert stream.getvalue().splitlines() == [
+        "Epoch  1/ 2: 2/3, 0.333/s, loss 1.5000, accuracy 0.250000, 3.0 s left",
+        "Epoch  1/ 2: 3/3, 0.333/s, loss 2.5000, accuracy 0.250000, 9.0 s",
+    ]
+
+
+def test_a_postfix_replaces_the_one_before_and_a_description_the_description(clock, stream):
+    bar = progress(range(2), clock, stream, desc="first")
+    for number in bar:
+        bar.set_postfix(loss=number, **({} if number else {"warm": 1}))
+        bar.set_description("second")
+        clock.now += 6
+    assert stream.getvalue().splitlines() == [
+        "second: 1/2, 0.167/s, loss 0, warm 1, 6.0 s left",
+        "second: 2/2, 0.167/s, loss 1, 12 s",
+    ]
+
+
+def test_any_name_can_be_set_and_is_shown(clock, stream):
+    bar = progress(range(1), clock, stream)
+    for _ in bar:
+        bar.accuracy = 0.75
+        clock.now += 1
+    assert "accuracy 0.75" in stream.getvalue()
+    assert bar.accuracy == 0.75
+    with pytest.raises(AttributeError, match="nothing of that name has been set"):
+        _ = bar.recall
+    with pytest.raises(MismatchError, match=r"progress\.update is a method"):
+        bar.update = 3
+
+
+def test_a_bar_around_a_loop_shows_one_last_line(clock, stream):
+    with progress([1, 2], clock, stream) as bar:
+        for _ in bar:
+            clock.now += 1
+    bar.close()
+    assert stream.getvalue() == "2/2, 1/s, 2.0 s\n"
+
+
+def test_a_total_that_is_given_stands_for_a_length_that_is_unknown(clock, stream):
+    for _ in progress(iter([1, 2]), clock, stream, total=2):
+        clock.now += 1
+    assert stream.getvalue() == "2/2, 1/s, 2.0 s\n"
+
+
+def test_an_error_in_the_block_leaves_the_last_line_and_goes_on(clock, stream):
+    with pytest.raises(ZeroDivisionError), progress(None, clock, stream, total=2) as bar:
+        clock.now += 1
+        bar.update(1)
+        raise ZeroDivisionError
+    assert stream.getvalue() == "1/2, 1/s, 1.0 s\n"
+
+
+def test_counting_by_hand_shows_nothing_on_other_workers_until_one_becomes_the_main_one(clock, stream):
+    role = {"main": False}
+    with progress(None, clock, stream, total=3, is_main=lambda: role["main"]) as bar:
+        for number in range(3):
+            clock.now += 10
+            bar.update()
+            assert stream.getvalue() == ""
+            role["main"] = number == 2
+    assert stream.getvalue() == "3/3, 0.1/s, 30 s\n"
+
+
+def test_what_cannot_be_shown_is_refused_on_every_worker(clock, stream):
+    bar = progress(range(1), clock, stream, is_main=lambda: False)
+    with pytest.raises(MismatchError, match=r"loss, which is of type list(.|\n)*strategy\.reduce"):
+        bar.set_postfix(loss=[1.0])
+    with pytest.raises(MismatchError, match="loss, a tensor of 4 elements"):
+        bar.loss = np.zeros((2, 2))
+    with pytest.raises(MismatchError, match="nothing to iterate over"):
+        next(iter(progress(None, clock, stream, total=3)))
+
+
 # On a terminal.
 
 
@@ -209,7 +295,7 @@ def test_a_dumb_terminal_gets_lines(terminal, clock, monkeypatch):
 def test_on_a_terminal_one_line_is_drawn_again_and_a_last_one_stays(terminal, clock):
     display = open_display(terminal, 100, clock)
     loop = Loop(3)
-    bar = Progress(loop, "epoch 1", lambda: True, lambda: loop.at, display, clock)
+    bar = Progress(loop, "epoch 1", None, lambda: True, lambda: loop.at, display, clock)
     seen = []
     for number, _ in bar:
         seen.append(terminal.screen()[-1])
@@ -223,7 +309,7 @@ def test_on_a_terminal_one_line_is_drawn_again_and_a_last_one_stays(terminal, cl
 def test_what_the_script_prints_meanwhile_stays_above_the_bar(terminal, clock):
     display = open_display(terminal, 100, clock)
     with redirect_stdout(terminal):
-        for number in Progress(range(3), "files", lambda: True, lambda: None, display, clock):
+        for number in Progress(range(3), "files", None, lambda: True, lambda: None, display, clock):
             print("line", number)
             clock.now += 1
         assert sys.stdout is terminal
@@ -233,7 +319,7 @@ def test_what_the_script_prints_meanwhile_stays_above_the_bar(terminal, clock):
 def test_a_line_that_the_script_has_begun_is_not_overwritten(terminal, clock):
     display = open_display(terminal, 100, clock)
     with redirect_stdout(terminal):
-        for _ in Progress(range(3), "files", lambda: True, lambda: None, display, clock):
+        for _ in Progress(range(3), "files", None, lambda: True, lambda: None, display, clock):
             print(".", end="")
             clock.now += 1
     assert terminal.screen() == ["...", "files: 3/3, 1/s, 3.0 s", ""]
@@ -242,8 +328,8 @@ def test_a_line_that_the_script_has_begun_is_not_overwritten(terminal, clock):
 def test_loops_within_loops_share_the_line(terminal, clock):
     display = open_display(terminal, 100, clock)
     seen = []
-    for epoch in Progress(range(2), "epochs", lambda: True, lambda: None, display, clock):
-        for _ in Progress(range(2), f"epoch {epoch}", lambda: True, lambda: None, display, clock):
+    for epoch in Progress(range(2), "epochs", None, lambda: True, lambda: None, display, clock):
+        for _ in Progress(range(2), f"epoch {epoch}", None, lambda: True, lambda: None, display, clock):
             clock.now += 1
             seen.append(terminal.screen()[-1])
     assert "epochs" in seen[-1] and "epoch 1" in seen[-1]
@@ -254,7 +340,7 @@ def test_loops_within_loops_share_the_line(terminal, clock):
 def test_a_line_is_never_longer_than_the_terminal(terminal, clock):
     display = open_display(terminal, 40, clock)
     bar = Progress(
-        range(2), "a description of [some] length, with brackets", lambda: True, lambda: None, display, clock
+        range(2), "a description of [some] length, with brackets", None, lambda: True, lambda: None, display, clock
     )
     for _ in bar:
         assert len(terminal.screen()[-1]) < 40

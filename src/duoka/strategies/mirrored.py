@@ -342,7 +342,7 @@ class Mirrored(Loops):
         if self.is_main:
             builtins.print(*args, **kwargs)
 
-    def progress(self, iterable: Iterable[Any], desc: str | None = None) -> Any:
+    def progress(self, iterable: Iterable[Any] | None = None, desc: str | None = None, total: int | None = None) -> Any:
         """Iterate as before, and show how far it is: in global batches, rows per second, and the loss if you give it.
 
         On a terminal it is a bar, elsewhere a line every few seconds; only the main worker shows it.
@@ -351,8 +351,11 @@ class Mirrored(Loops):
         >>> for x, y in bar:  # doctest: +SKIP
         ...     loss = train(x, y)
         ...     bar.loss = strategy.mean(loss)
+
+        Any name will do in the place of `loss`. Loops that were written with tqdm keep its words: `total=`,
+        `with ... as bar`, `bar.update(1)`, `bar.set_postfix(...)`, `bar.set_description(...)`.
         """
-        return self._session.progress(iterable, desc, lambda: self.is_main, self._position)
+        return self._session.progress(iterable, desc, total, lambda: self.is_main, self._position)
 
     def _position(self) -> tuple[int, int] | None:
         return None if self._adapter is None else self._adapter.position

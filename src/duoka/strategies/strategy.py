@@ -177,8 +177,9 @@ class Session(Protocol):
 
     def progress(
         self,
-        iterable: Iterable[Any],
+        iterable: Iterable[Any] | None,
         desc: str | None,
+        total: int | None,
         is_main: Callable[[], bool],
         position: Callable[[], tuple[int, int] | None],
     ) -> Any: ...
