@@ -1,0 +1,82 @@
+"""MobileNetV2 on a folder of MNIST pictures, in a TensorFlow loop of one's own, on one device or on many.
+
+python examples/mobilenet_mnist_loop/after.py --synthetic                      every card here; without one, one CPU
+duoka run --devices 2 examples/mobilenet_mnist_loop/after.py --synthetic       2 cards, or 2 virtual CPU devices
+duoka run --devices 2 examples/mobilenet_mnist_loop/after.py --data pictures
+
+BatchNorm takes its statistics from each replica's rows: the losses are near those of one device, not equal to them.
+"""
+
+import argparse
+
+import tensorflow as tf
+
+import duoka
+from data import SIZE, load_set
+
+parser = argparse.ArgumentParser()
+source = parser.add_mutually_exclusive_group(required=True)
+source.add_argument("--data", help="a directory with train/<class>/*.png")
+source.add_argument("--synthetic", action="store_true", help="make pictures up")
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is MobileNetV2 as published")
+options = parser.parse_args()
+
+tf.keras.utils.set_random_seed(0)
+train_set, num_classes = load_set(options.data, options.batch_size)
+strategy = duoka.Mirrored()
+train_set = strategy.distribute_dataset(train_set)
+
+# Defining the model
+with strategy.scope():
+    model = tf.keras.applications.MobileNetV2(
+        include_top=False, weights=None, input_shape=(SIZE, SIZE, 3), alpha=options.width
+    )
+    x = tf.keras.layers.Input(shape=(SIZE, SIZE, 3))
+    y = model(x)
+    y = tf.keras.layers.GlobalAveragePooling2D()(y)
+    y = tf.keras.layers.Dense(512)(y)
+    y = tf.keras.layers.Dense(num_classes, activation="softmax")(y)
+    model = tf.keras.models.Model(inputs=x, outputs=y)
+    optimizer = tf.keras.optimizers.Adam(0.001)
+
+# Defining the loss and the metric
+with strategy.scope():
+    loss_object = tf.keras.losses.CategoricalCrossentropy(reduction="none")
+
+    def compute_loss(labels, predictions):
+        per_example_loss = loss_object(labels, predictions)
+        return tf.nn.compute_average_loss(per_example_loss, global_batch_size=options.batch_size)
+
+    train_accuracy = tf.keras.metrics.CategoricalAccuracy(name="train_accuracy")
+
+
+# Defining the training loop
+def train_step(batch):
+    images, labels = batch
+    with tf.GradientTape() as tape:
+        predictions = model(images, training=True)
+        loss = compute_loss(labels, predictions)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    train_accuracy.update_state(labels, predictions)
+    return loss
+
+
+@tf.function
+def distributed_train_step(batch):
+    per_replica_losses = strategy.run(train_step, args=(batch,))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_losses, axis=None)
+
+
+for epoch in range(options.epochs):
+    batches = iter(train_set)
+    with strategy.progress(total=len(train_set), desc=f"Epoch {epoch + 1}/{options.epochs}") as bar:
+        for _ in range(len(train_set)):
+            batch_loss = distributed_train_step(next(batches))
+            batch_accuracy = train_accuracy.result()
+            bar.set_postfix({"loss": f"{batch_loss:.4f}", "accuracy": f"{batch_accuracy:.4f}"})
+            train_accuracy.reset_state()
+            bar.update(1)
+    strategy.print(f"epoch {epoch}  loss {batch_loss:.6f}  accuracy {batch_accuracy:.2%}")
