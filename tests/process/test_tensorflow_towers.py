@@ -105,9 +105,45 @@ def test_the_example_has_the_losses_of_one_tower(name, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
 
 
-def test_the_block_of_the_documentation_runs_as_printed(tmp_path):
+def blocks_of(section: str) -> str:
     page = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (text,) = (part for part in page.split("\n## ") if part.startswith(section))
+    return "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def test_the_block_of_the_documentation_runs_as_printed(tmp_path):
     script = tmp_path / "block.py"
-    script.write_text(block + "\nprint(len(devices), float(tf.norm(weights)) > 0)\n")
+    script.write_text(blocks_of("Towers") + "\nprint(len(devices), float(tf.norm(weights)) > 0)\n")
     assert run(script) == "2 True\n"
+
+
+def test_the_blocks_on_loops_run_as_printed(tmp_path):
+    text = run_on_two_workers(tmp_path, blocks_of("Loops"))
+    assert len(re.findall(r"^epoch \d: 3/3, .*loss [\d.]+, error [\d.]+, ", text, re.MULTILINE)) == 3
+    assert len(re.findall(r"^Epoch 1/1: 3/3, .*loss \d\.\d{4}, ", text, re.MULTILINE)) == 1
+    assert "[w1] epoch" not in text.lower()
+    assert "after 9 steps" in text
+
+
+@pytest.mark.slow
+def test_the_blocks_on_loops_have_the_loss_of_one_device(tmp_path):
+    blocks, _, _ = blocks_of("Loops").partition("def predict_step")
+    assert blocks.count("devices=2") == 1
+    alone = tmp_path / "alone.py"
+    alone.write_text(blocks.replace("devices=2", "devices=1"))
+    losses = [
+        float(re.findall(r"loss ([\d.]+) after", text)[0])
+        for text in (run_on_two_workers(tmp_path, blocks), run(alone, directory=tmp_path))
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)  # five decimals are printed
+
+
+def run_on_two_workers(directory: Path, source: str) -> str:
+    """Everything that the run has shown. Started by `duoka run`, which saves a first pass through the imports."""
+    script = directory / "blocks.py"
+    script.write_text(source)
+    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, "-m", "duoka", "run", "--devices", "2", str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=environ, cwd=directory)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
