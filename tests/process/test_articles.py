@@ -69,6 +69,7 @@ def torch(look):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_net_goes_to_the_device_of_its_worker(torch):
     facts, said = torch
     for each in facts:
@@ -78,6 +79,7 @@ def test_a_net_goes_to_the_device_of_its_worker(torch):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_data_parallel_splits_the_batch_and_has_the_numbers_of_one_device(torch):
     facts, said = torch
     assert sorted(each["several_cards"]["rows"] for each in facts) == [[10], [11]]
@@ -91,11 +93,13 @@ def test_data_parallel_splits_the_batch_and_has_the_numbers_of_one_device(torch)
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_block_on_the_cpu_runs_there(alone):
     assert alone[0]["on_the_cpu"] == {"sum": [2, 4, 6], "place": "CPU:0"}
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_card_that_is_not_here_is_named_once_or_an_error(alone):
     facts, said = alone
     error = facts["on_a_card"].pop("error")
@@ -106,16 +110,19 @@ def test_a_card_that_is_not_here_is_named_once_or_an_error(alone):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_session_without_soft_placement_runs_what_was_placed_with_us(alone):
     assert alone[0]["in_a_session"] == {"sum": [2, 4, 6], "asked": "/device:CPU:0"}
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_second_logical_cpu_computes(alone):
     assert alone[0]["on_two_cpus"] == {"sum": [2, 4, 6], "places": ["CPU:0", "CPU:1"]}
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_variable_for_a_missing_card_is_on_the_cpu_and_this_is_said(alone):
     facts, said = alone
     assert facts["placed_softly"]["places"] == ["CPU:0", "CPU:0"]
@@ -123,11 +130,13 @@ def test_a_variable_for_a_missing_card_is_on_the_cpu_and_this_is_said(alone):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_products_of_two_cards_are_added(alone):
     assert alone[0]["added_from_two_cards"]["sum"] == [[44, 56], [98, 128]]
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_towers_train_as_one_device_does_with_a_rate_that_falls_in_stairs(alone):
     towers = alone[0]["towers"]
     assert towers["devices"] == ["/CPU:0", "/CPU:1", "/CPU:2", "/CPU:3"]
@@ -137,6 +146,7 @@ def test_towers_train_as_one_device_does_with_a_rate_that_falls_in_stairs(alone)
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_without_a_number_every_card_here_is_taken(alone):
     found = alone[0]["every_card_here"]
     assert (found["replicas"], found["gpus"]) == (1, 0)
@@ -145,6 +155,7 @@ def test_without_a_number_every_card_here_is_taken(alone):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_what_ran_where_is_one_table(alone):
     said = alone[1]
     assert said.count("duoka: placement of the first step:") == 1
@@ -156,6 +167,7 @@ def test_what_ran_where_is_one_table(alone):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_list_of_devices_gives_each_worker_its_own(on_two_workers):
     facts, said = on_two_workers
     found = sorted((each["device_list"] for each in facts), key=lambda each: each["worker"])
@@ -164,6 +176,7 @@ def test_a_list_of_devices_gives_each_worker_its_own(on_two_workers):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_cats_and_dogs_are_fitted_in_batches_that_grow_with_the_replicas(on_two_workers):
     facts, said = on_two_workers
     first, second = (each["cats_and_dogs"] for each in facts)
@@ -175,6 +188,7 @@ def test_cats_and_dogs_are_fitted_in_batches_that_grow_with_the_replicas(on_two_
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_multi_gpu_model_and_compile_with_a_list_train_to_the_numbers_of_one_device(on_two_workers):
     for each in on_two_workers[0]:
         assert each["old_keras"]["is_the_original"]
@@ -183,6 +197,7 @@ def test_multi_gpu_model_and_compile_with_a_list_train_to_the_numbers_of_one_dev
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_the_loop_has_the_losses_accuracies_and_weights_of_one_device(on_two_workers):
     facts, said = on_two_workers
     for each in facts:
@@ -193,6 +208,7 @@ def test_the_loop_has_the_losses_accuracies_and_weights_of_one_device(on_two_wor
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_the_loop_shows_one_bar_with_loss_and_accuracy(on_two_workers):
     said = on_two_workers[1]
     for epoch in (1, 2):
@@ -200,18 +216,21 @@ def test_the_loop_shows_one_bar_with_loss_and_accuracy(on_two_workers):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_folders_of_pictures_are_read_into_batches_for_the_loop(on_two_workers):
     for each in on_two_workers[0]:
         assert each["pictures_in_folders"] == {"sizes": [8, 8, 4], "right": [True] * 3}
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_horovod_script_in_our_words_has_the_weights_of_one_device(on_two_workers):
     for each in on_two_workers[0]:
         assert each["in_place_of_horovod"]["weights"] <= 1e-5
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_reuters_is_loaded_once_and_fitted_with_the_losses_of_one_device(on_two_workers):
     facts, said = on_two_workers
     assert said.count("DOWNLOADED") == 1
