@@ -161,7 +161,7 @@ def custom_loop() -> dict:
             for batch in bar:
                 batch_loss = distributed_train_step(batch)
                 batch_acc = train_accuracy.result()
-                bar.set_postfix({"loss": "%.4f" % batch_loss, "accuracy": "%.6f" % batch_acc})
+                bar.set_postfix(loss=float(batch_loss), accuracy=float(batch_acc))
                 train_accuracy.reset_state()
                 found += [float(batch_loss), float(batch_acc)]
 
