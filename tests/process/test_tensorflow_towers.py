@@ -117,6 +117,7 @@ def test_the_block_of_the_documentation_runs_as_printed(tmp_path):
     assert run(script) == "2 True\n"
 
 
+@pytest.mark.slow
 def test_the_blocks_on_loops_run_as_printed(tmp_path):
     text = run_on_two_workers(tmp_path, blocks_of("Loops"))
     assert len(re.findall(r"^epoch \d: 3/3, .*loss [\d.]+, error [\d.]+, ", text, re.MULTILINE)) == 3
