@@ -317,6 +317,32 @@ def a_loop_inside_the_graph(strategy):
 
 
 @scenario
+def models_of_many_shapes(strategy):
+    """Steps of one name, trained with one after the other; a dataset of one-tuples; means of vectors."""
+    weights, numbers = [], []
+    for width in (4, 1, 3):
+        weight = tf.Variable(tf.ones((6, width)))
+        optimizer = keras.optimizers.SGD(0.1)
+
+        def train_step(batch, weight=weight, optimizer=optimizer):
+            (x,) = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight - 1) ** 2)
+            optimizer.apply([tape.gradient(loss, weight)], [weight])
+            return loss, tf.reduce_mean(x, 0)
+
+        @tf.function(reduce_retracing=True)
+        def step(batch, train_step=train_step):
+            return strategy.run(train_step, args=(batch,))
+
+        for batch in strategy.distribute_dataset(batches().map(lambda x, tokens, y: (x,))):
+            loss, mean = strategy.reduce("mean", step(batch))
+            numbers += [float(loss), *np.ravel(mean).tolist()]
+        weights.append(weight)
+    return describe(weights, numbers)
+
+
+@scenario
 def two_optimizers(strategy):
     """A GAN as in TensorFlow's own pages: both gradients first, then both updates."""
     keras.utils.set_random_seed(1)

@@ -26,17 +26,18 @@ NUMBERS = (
     "results_of_all_kinds",
     "a_plain_batch_and_a_function_of_tensorflow",
     "a_loop_inside_the_graph",
+    "models_of_many_shapes",
     "two_optimizers",
 )
 ALL = (*NOISY, *NUMBERS)
 # What `make test` has time for; `make test-full` runs all.
 SOME = (
     "everything_at_once",
-    "losses_of_all_kinds",
     "a_batch_of_one",
     "variables_of_ones_own",
     "results_of_all_kinds",
     "a_plain_batch_and_a_function_of_tensorflow",
+    "models_of_many_shapes",
     "a_death",
 )
 
@@ -84,12 +85,16 @@ def test_other_numbers_of_replicas_train_to_the_numbers_of_one_device(num_replic
 def test_replicas_have_bits_of_their_own():
     """Else the tests above would compare nothing."""
     results = run(1, 4, *SOME, "--plain")[0]
-    assert results["plain"]["losses_of_all_kinds"]["sha256"] != results["ours"]["losses_of_all_kinds"]["sha256"]
+    assert results["plain"]["models_of_many_shapes"]["sha256"] != results["ours"]["models_of_many_shapes"]["sha256"]
 
 
 def test_variables_are_merged_as_their_aggregation_says():
     results = run(1, 4, *SOME, "--plain")[0]["ours"]["variables_of_ones_own"]
     assert (results["seen"], results["steps"], results["first"]) == (93, 8, 8)
+
+
+def test_weights_that_no_optimizer_writes_to_are_named():
+    assert "without an optimizer that could be seen" in run(1, 4, *SOME, "--plain")[1]
 
 
 def test_a_plain_batch_is_split_and_said_once():

@@ -77,6 +77,8 @@ class Mirrored(Loops):
 
     @property
     def num_replicas_in_sync(self) -> int:
+        if self._loop_of_strategy is not None:
+            self._loop_of_strategy.note_division()
         return self.replicas
 
     @property
@@ -255,7 +257,7 @@ class Mirrored(Loops):
         an evaluation loop the list, put together, is in the order of the dataset. A list has one value for each of
         `local_replicas`. None means nothing, and leaves no trace in the answer.
         """
-        if self._loop_of_strategy is not None and self._loop_of_strategy.owns(value):
+        if self._loop_of_strategy is not None and (self.replicas == 1 or self._loop_of_strategy.owns(value)):
             return self._loop_of_strategy.gather(value, axis)
         if (pending := self._contribute("gather", value)) is not None:
             return pending

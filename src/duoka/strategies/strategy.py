@@ -137,6 +137,10 @@ class Loop(Protocol):
 
     def reduce(self, op: Any, value: Any, axis: int | None) -> Any: ...
 
+    def note_division(self) -> None:
+        """The number of replicas was asked for: inside a step, something may be divided by it."""
+        ...
+
     def owns(self, value: Any) -> bool:
         """Whether `run` has returned this."""
         ...

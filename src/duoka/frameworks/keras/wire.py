@@ -17,8 +17,12 @@ from duoka.errors import WorkerLost
 class Wire:
     """Arrays in and out, and the rows of the step under way. A worker without rows takes part with a weight of 0."""
 
-    def __init__(self, collective: Collective) -> None:
-        self._collective = collective
+    def __init__(
+        self,
+        collective: Collective,
+        do: str = "start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one).",
+    ) -> None:
+        self._collective, self._do = collective, do
         self.num_rows = self.total_rows = 0
         self.failure: BaseException | None = None  # what was raised in a call out of a compiled step
 
@@ -133,6 +137,6 @@ class Wire:
         except WorkerLost as error:
             raise WorkerLost(
                 error.what,
-                why="in whole-share mode a step exchanges in its middle, so that lost rows cannot be computed again.",
-                do="start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one).",
+                why="a step that exchanges in its middle (whole-share mode) cannot compute lost rows again.",
+                do=self._do,
             ) from None

@@ -37,7 +37,15 @@ class Arguments:
         self._check()
 
     def _check(self) -> None:
-        known = {leaf.shape[0] for leaf in self.rows if leaf.shape.rank and leaf.shape[0] is not None}
+        if any(leaf.shape.rank is None for leaf in self.rows):
+            raise MismatchError(
+                "TensorFlow does not know how many dimensions a tensor of the batch has.",
+                do="give it a shape in the dataset: tensor.set_shape or tf.ensure_shape.",
+            )
+        self.compare({int(leaf.shape[0]) for leaf in self.rows if leaf.shape[0] is not None})
+
+    def compare(self, known: set[int]) -> None:
+        """Numbers of rows."""
         if len(known) > 1:
             raise MismatchError(
                 f"The tensors of a batch have {', '.join(map(str, sorted(known)))} rows.",

@@ -42,7 +42,8 @@ def distribute(dataset: Any) -> Any:
                 why="its elements are single samples, and replicas take rows of batches.",
                 do="call .batch(n) on it, with the size of the global batch.",
             )
-    return dataset.map(lambda *batch: tf.nest.map_structure(Rows, batch if len(batch) > 1 else batch[0]))
+    is_tuple = isinstance(dataset.element_spec, tuple)
+    return dataset.map(lambda *batch: tf.nest.map_structure(Rows, batch if is_tuple else batch[0]))
 
 
 def from_function(dataset: Any, context: InputContext) -> Any:

@@ -17,10 +17,10 @@ from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.randomness import state_of_replica
-from duoka.frameworks.tensorflow.replica import ReplicaContext, Watched
-from duoka.frameworks.tensorflow.step import Step
+from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
+from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Turns
-from duoka.frameworks.tensorflow.variables import merge_of, watching_writes
+from duoka.frameworks.tensorflow.variables import Merge, merge_of, say_written, watching_writes
 
 
 class EagerRun:
@@ -30,10 +30,12 @@ class EagerRun:
         self,
         turns: Turns,
         strategy: Any,
+        tell: Callable[[str], None],
         agree: Callable[[Sequence[Any]], bool],
         middle: Middle | None,
     ) -> None:
-        self._turns, self._strategy, self._agree, self._middle = turns, strategy, agree, middle
+        self._turns, self._strategy, self._tell, self._agree, self._middle = turns, strategy, tell, agree, middle
+        self._known: list[Any] = []  # variables that the first replica has read
         self._before: dict[int, tuple[Any, Any]] = {}  # variables that were written to, and their values
         self._seeds: dict[int, Any] = {}
 
@@ -41,12 +43,12 @@ class EagerRun:
         total_rows = int(arguments.count_rows(self._strategy.replicas))
         position, factors = self._turns.begin(total_rows, data.digest(arguments.rows))
         step = None
-        has_agreed = self._middle is not None
+        has_agreed = False
         while position[0] != NOBODY:
             step = self._compute(function, name, arguments, position, factors)
             if not has_agreed:
                 has_agreed = True  # after the first replica, of which every worker has one
-                if self._agree(step.variables):
+                if self._agree(distinct([*step.variables, *self._known])) and self._middle is None:
                     continue  # they were different here: once more
             replica, left = int(position[0]), self._leave(step)
             position, factors = self._turns.deposit(replica, step.contents, left, float(step.rate))
@@ -79,9 +81,16 @@ class EagerRun:
         args, kwargs = arguments.with_rows([leaf[start:stop] for leaf in arguments.rows])
         try:
             with watching_writes(see), watched.watching(context, see_generator):
-                outputs = Outputs(function(*args, **kwargs))
-            watched.refuse_reads()
+                outputs = Outputs(self._call(function, args, kwargs))
+            try:
+                watched.refuse_reads()
+            except NeedsMiddle:
+                self._agree(distinct([*self._known, *trained_by(watched.updates)]))
+                raise
             pairs = [(variable, merge_of(variable, is_seed=key in self._seeds)) for key, variable in touched.items()]
+            for variable, merge in pairs:
+                if merge is Merge.MEAN and variable.trainable:
+                    self._tell(say_written(variable, name))
             seeds = [variable for key, variable in touched.items() if key in self._seeds]
             is_updated = self._middle is not None
             step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse, is_updated=is_updated)
@@ -91,6 +100,20 @@ class EagerRun:
                 variable, before = self._before[key]
                 variable.assign(before)
         return step
+
+    def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The first replica's run shows which weights there are. They are agreed on also when it cannot be used."""
+        if self._known:
+            return function(*args, **kwargs)
+        tape = tf.GradientTape()
+        try:
+            with tape:
+                return function(*args, **kwargs)
+        except NeedsMiddle:
+            self._agree(tape.watched_variables())
+            raise
+        finally:
+            self._known = list(tape.watched_variables())
 
     def _leave(self, step: Step) -> list[Array]:
         """What this replica's step has left, as arrays."""
@@ -105,12 +128,12 @@ class EagerRun:
         total = result.total
         slices = flat[len(total.flats) : len(total.flats) + 2 * len(total.slices)]
         others = flat[len(total.flats) + len(slices) :][: len(total.others)]
-        rest = flat[len(total.flats) + len(slices) + len(others) : -1]
+        *rest, replicas, rows = flat[len(total.flats) + len(slices) + len(others) :]
         parts = total.parts(flat[: len(total.flats)], tf.reshape, tf.cast)
         step.merge(parts, others)
         step.update(parts[0], slices)
         num_numbers = 3 * len(result.scalars)
-        return step.results(rest[:num_numbers], rest[num_numbers:], flat[-1])
+        return step.results(rest[:num_numbers], rest[num_numbers:], replicas, rows)
 
 
 def _is_sparse(gradient: Any) -> bool:

@@ -63,6 +63,12 @@ def is_stateful_random(operation: Any) -> bool:
     return operation.type in _STATEFUL_RANDOM
 
 
+def variables_of(graph: Any) -> list[Any]:
+    """In the order of the text; TensorFlow itself has them in any order."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    return [by_handle[id(external)] for external, _ in graph.captures if id(external) in by_handle]
+
+
 def written_by(graph: Any) -> list[Any]:
     """The variables that are written to, in the order of the text."""
     by_handle = {id(variable.handle): variable for variable in graph.variables}
@@ -72,3 +78,36 @@ def written_by(graph: Any) -> list[Any]:
             variable = by_handle[id(outside[0])]
             found[id(variable)] = variable
     return list(found.values())
+
+
+def only_added_to(graph: Any) -> list[Any]:
+    """Those of them that nothing happens to but that something is added: `v.assign_add(x)`, or `v.assign(v + x)`."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    found: dict[int, Any] = {}
+    others: set[int] = set()
+    for operation, outside in walk(graph):
+        if is_write(operation) and outside and outside[0] is not None:
+            key = id(outside[0])
+            if key in by_handle and _is_addition(operation):
+                found[key] = by_handle[key]
+            else:
+                others.add(key)
+    return [variable for key, variable in found.items() if key not in others]
+
+
+def _is_addition(write: Any) -> bool:
+    if write.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return True
+    if write.type != "AssignVariableOp":
+        return False
+    value = _behind_casts(write.inputs[1].op)
+    terms = [_behind_casts(term.op) for term in value.inputs]
+    return value.type in ("Add", "AddV2", "Sub") and any(
+        term.type == "ReadVariableOp" and term.inputs[0] is write.inputs[0] for term in terms
+    )
+
+
+def _behind_casts(operation: Any) -> Any:
+    while operation.type in ("Identity", "Cast"):
+        operation = operation.inputs[0].op
+    return operation

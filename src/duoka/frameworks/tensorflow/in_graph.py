@@ -15,14 +15,22 @@ from duoka.frameworks.keras import data
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
-from duoka.frameworks.tensorflow.graphs import is_read, is_stateful_random, is_write, walk, written_by
+from duoka.frameworks.tensorflow.graphs import (
+    is_read,
+    is_stateful_random,
+    is_write,
+    only_added_to,
+    variables_of,
+    walk,
+    written_by,
+)
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
-from duoka.frameworks.tensorflow.step import Step, trained_by
+from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
-from duoka.frameworks.tensorflow.variables import merge_of, raw, start_of
+from duoka.frameworks.tensorflow.variables import Merge, merge_of, raw, say_written
 
 _NEEDS = [([3], "int64"), ([2], "float64")]  # of a replica: its number and rows, its factors
 
@@ -46,7 +54,7 @@ class GraphRun:
     def run(self, function: Callable[..., Any], name: str, arguments: Arguments, *, jit_compile: Any = None) -> Any:
         body, step = self._trace(function, name, arguments, jit_compile)
         with tf.init_scope():
-            self._agree(step.variables)
+            self._agree(distinct([*step.variables, *variables_of(body.graph)]))  # those that are only read, too
         before = {id(variable): tf.identity(variable) for variable in step.written}
         seeds = [before[id(seed)] for seed in step.seeds]
         needs = [*_NEEDS, *((list(seed.shape), seed.dtype.name) for seed in step.seeds)]
@@ -54,6 +62,7 @@ class GraphRun:
 
         def begin(total_rows: Array, *arrays: Array) -> list[Array]:
             rows, states = arrays[: len(arguments.rows)], arrays[len(arguments.rows) :]
+            arguments.compare({len(part) for part in rows})
             return self._turns.begin(int(total_rows), data.digest(list(rows)), states)
 
         first = self._host.call(begin, [total_rows, *arguments.rows, *seeds], needs)
@@ -95,13 +104,26 @@ class GraphRun:
         seeds = [variable for variable in written if id(variable) in watched.generators or is_seed(variable)]
         if any(is_stateful_random(operation) for operation, _ in walk(graph)):
             self._tell(
-                f"{name} draws from tf.random: these numbers follow neither step nor replica, and are outside of the"
-                " promise of equal bits (keras.random.SeedGenerator and tf.random.Generator are inside)"
+                f"{name} draws from tf.random: every worker draws the same numbers, which follow neither step nor"
+                " replica and are outside of the promise of equal bits; keras.random.SeedGenerator and"
+                " tf.random.Generator are inside, with numbers for each replica"
             )
         seed_ids = {id(seed) for seed in seeds}
         pairs = [(variable, merge_of(variable, is_seed=id(variable) in seed_ids)) for variable in written]
+        self._name_doubtful(name, graph, pairs)
         self._owners.append(compiled)  # a graph lives no longer than its function
         return body, self._step(name, watched, pairs, seeds, returned[0])
+
+    def _name_doubtful(self, name: str, graph: Any, written: Sequence[tuple[Any, Merge]]) -> None:
+        added_to = {id(variable) for variable in only_added_to(graph)}
+        for variable, merge in written:
+            if merge is Merge.SUM and id(variable) not in added_to:
+                self._tell(
+                    f"{variable.name} is not only added to in {name}: what replicas add is added up, which is not the"
+                    " value of one device (reset metrics outside of strategy.run)"
+                )
+            if merge is Merge.MEAN and variable.trainable:
+                self._tell(say_written(variable, name))
 
     def _step(self, name: str, watched: Watched, written: Any, seeds: Any, outputs: Outputs) -> Step:
         return Step(name, watched.updates, written, seeds, outputs, _is_sparse, is_updated=self._middle is not None)
@@ -115,18 +137,14 @@ class GraphRun:
         seed_ids = {id(seed) for seed in step.seeds}
         for variable in step.written:
             if id(variable) not in seed_ids:
-                merge = merge_of(variable)
-                variable.assign(start_of(variable, before[id(variable)], merge))
+                variable.assign(before[id(variable)])
         rows = [leaf[position[1] : position[2]] for leaf in arguments.rows]
         for part, leaf in zip(rows, arguments.rows, strict=True):
             part.set_shape([None, *leaf.shape[1:]])
         results = body(rows, position, factors)
         num_gradients = step.num_gradient_arrays
         state = [tf.identity(variable) for variable in [*step.moving, *step.others]]
-        sums = [
-            tf.identity(variable) - start_of(variable, before[id(variable)], merge_of(variable))
-            for variable in step.sums
-        ]
+        sums = [tf.identity(variable) - before[id(variable)] for variable in step.sums]
         arrays = [*results[:num_gradients], *state, *sums, *results[num_gradients:]]
 
         def deposit(position: Array, rate: Array, *arrays: Array) -> list[Array]:
@@ -147,7 +165,7 @@ class GraphRun:
         arrays: list[Any] = []
         for array in step.outputs.arrays:
             arrays += [([None, *array.shape[1:]], array.dtype.name), ([None], "int32")]
-        like = [*flats, *step.slices_like, *others, *numbers, *arrays, ([None], "int32")]
+        like = [*flats, *step.slices_like, *others, *numbers, *arrays, ([None], "int32"), ([None], "int32")]
 
         def finish(done: Array) -> list[Array]:
             return flatten(self._turns.finish())
@@ -163,7 +181,7 @@ class GraphRun:
         parts = total.parts(flat, tf.reshape, tf.cast)
         step.merge(parts, other)
         step.update(parts[0], slices)
-        return step.results(number, array, next(results))
+        return step.results(number, array, *results)
 
 
 def flatten(result: Result) -> list[Any]:
@@ -171,7 +189,7 @@ def flatten(result: Result) -> list[Any]:
     slices = [array for part in total.slices for array in (part.indices, part.values)]
     numbers = [array for number in result.scalars for array in number]
     arrays = [array for part in result.parts for array in part]
-    return [*total.flats, *slices, *total.others, *numbers, *arrays, result.replicas]
+    return [*total.flats, *slices, *total.others, *numbers, *arrays, result.replicas, result.rows]
 
 
 def _is_sparse(gradient: Any) -> bool:

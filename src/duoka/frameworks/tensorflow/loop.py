@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,10 +24,10 @@ from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_function
 from duoka.frameworks.tensorflow.eagerly import EagerRun
 from duoka.frameworks.tensorflow.in_graph import GraphRun
-from duoka.frameworks.tensorflow.losses import weigh_rows
+from duoka.frameworks.tensorflow.losses import Losses, weigh_rows
 from duoka.frameworks.tensorflow.middle import Middle, refuse_more_replicas
 from duoka.frameworks.tensorflow.operations import read_op
-from duoka.frameworks.tensorflow.replica import NeedsMiddle, get_replica_context, is_open
+from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, entered, get_replica_context, is_open
 from duoka.frameworks.tensorflow.start import agree_on_variables
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
 from duoka.frameworks.tensorflow.turns import Progress, Turns
@@ -41,7 +42,7 @@ class Loop:
         self._watching = ExitStack()  # where the first step in a graph puts things
         self._told: set[str] = set()
         self.progress = Progress()
-        wire = Wire(collective)
+        wire = self._wire = Wire(collective, do="start again from the last checkpoint.")
         self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once, self._see_end)
         self._host = TensorFlowHost(wire)
         self._middle = Middle(wire, self._host)
@@ -59,7 +60,8 @@ class Loop:
         _check_call(function, args, kwargs)
         kwargs = kwargs or {}
         if self._collective.num_replicas == 1:
-            return function(*args, **kwargs)
+            with entered(ReplicaContext(self._strategy, tf.constant(0), Losses(1.0, 1), None)):
+                return function(*args, **kwargs)
         if is_open():
             raise MismatchError(
                 "strategy.run was called inside strategy.run.", do="call the inner function directly in the step."
@@ -68,7 +70,11 @@ class Loop:
         if not tf.executing_eagerly():
             return self._run_in_graph(plain or function, args, kwargs, getattr(function, "_jit_compile", None))
         if plain is not None:
-            return self._graph_of(function)(tuple(args), kwargs)
+            try:
+                return self._graph_of(function)(tuple(args), kwargs)
+            except tf.errors.OpError:
+                self._wire.raise_failure()  # as it was raised, not as TensorFlow wraps it
+                raise
         return self._run_eagerly(function, args, kwargs)
 
     def _graph_of(self, function: Any) -> Any:
@@ -100,7 +106,7 @@ class Loop:
         arguments = Arguments(args, kwargs, self.tell_once)
 
         def run(middle: Middle | None) -> Any:
-            eager = EagerRun(self._turns, self._strategy, self._agree, middle)
+            eager = EagerRun(self._turns, self._strategy, self.tell_once, self._agree, middle)
             with log_step_placement(self._placement_log, self._agreed.values):
                 return eager.run(function, _name_of(function), arguments)
 
@@ -111,7 +117,7 @@ class Loop:
 
     def _waiting(self, function: Callable[..., Any], run: Callable[[Middle | None], Any]) -> Any:
         """With updates at the end of the step, unless it shows that they cannot wait."""
-        key = getattr(function, "__code__", function)
+        key = getattr(inspect.unwrap(function), "__code__", function)
         if key not in self._cannot_wait:
             try:
                 return run(None)
@@ -189,40 +195,41 @@ class Loop:
             shape[0] = None
         dtype = value.joined.dtype
 
-        def reduce(joined: Array, lengths: Array, replicas: Array) -> Array:
-            parts = np.split(joined, np.cumsum(lengths)[:-1])
-            return self._reduce_on_host(is_mean, parts, [int(number) for number in replicas], axis)
+        def reduce(joined: Array, lengths: Array, replicas: Array, rows: Array) -> Array:
+            parts = self._of_local(np.split(joined, np.cumsum(lengths)[:-1]), replicas.tolist())
+            return self._reduce_on_host(is_mean, parts, rows.tolist(), axis)
 
-        arguments = [value.joined, value.lengths, value.replicas]
+        arguments = [value.joined, value.lengths, value.replicas, value.rows]
         (result,) = self._host.call(reduce, arguments, [(shape, dtype.name)])
         return result
 
-    def _reduce_on_host(self, is_mean: bool, parts: list[Array], replicas: list[int], axis: int | None) -> Array:
-        parts = self._of_local(parts, replicas)
+    def _reduce_on_host(self, is_mean: bool, parts: list[Array], rows: list[int], axis: int | None) -> Array:
+        """Without an axis, means are weighted by rows. Replicas without rows are left out."""
         dtype = parts[0].dtype
+        wide = dtype if dtype.kind in "iufc" and dtype.itemsize >= 4 else np.dtype(np.float32)
         if axis is None:
-            self._check_shapes(parts)
-            counts = [1.0] * len(parts) if is_mean else None
+            shape = self._common_shape(parts, rows)
+            parts = [part if count else np.zeros(shape, dtype) for part, count in zip(parts, rows, strict=True)]
+            counts = [float(count) for count in rows]
+            parts = [part.astype(wide) * count if is_mean else part for part, count in zip(parts, counts, strict=True)]
         else:
             counts = [float(part.shape[axis]) for part in parts]
-            reduced = [part.sum(axis=axis, dtype=dtype) for part in parts]
-            parts = reduced
+            parts = [part.sum(axis=axis, dtype=wide) for part in parts]
         total = self._collective.all_reduce(parts, "sum")
-        if not is_mean:
-            return total.astype(dtype)
-        assert counts is not None
-        count = self._collective.all_reduce([np.float64(count).reshape(1) for count in counts], "sum")[0]
-        return (total / count).astype(dtype)
+        if is_mean:
+            total = total / self._collective.all_reduce([np.float64(count).reshape(1) for count in counts], "sum")[0]
+        return np.asarray(total).astype(dtype)
 
-    def _check_shapes(self, parts: list[Array]) -> None:
-        shapes = [np.array([part.ndim, *part.shape], np.int64) for part in parts]
-        all_shapes = {tuple(map(int, shape[1:])) for shape in self._collective.all_gather(shapes)}
-        if len(all_shapes) > 1:
+    def _common_shape(self, parts: list[Array], rows: list[int]) -> tuple[int, ...]:
+        mine = [np.array([count > 0, *part.shape], np.int64) for part, count in zip(parts, rows, strict=True)]
+        shapes = {tuple(shape[1:].tolist()) for shape in self._collective.all_gather(mine) if shape[0]}
+        if len(shapes) > 1:
             raise MismatchError(
-                f"strategy.reduce was given values of different shapes: {', '.join(map(str, sorted(all_shapes)))}.",
+                f"strategy.reduce was given values of different shapes: {', '.join(map(str, sorted(shapes)))}.",
                 why="replicas have different numbers of rows; without an axis their values are added up as they are.",
                 do="give axis=0, or reduce to a number in the step.",
             )
+        return shapes.pop()
 
     def _of_local(self, parts: list[Array], replicas: list[int]) -> list[Array]:
         """In the order in which the collective wants them."""
@@ -239,6 +246,8 @@ class Loop:
         return tf.nest.map_structure(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, value: Any, axis: int) -> Any:
+        if self._collective.num_replicas == 1:
+            return value
         if isinstance(value, EachReplica):
             return value.values
         if not isinstance(value, LocalParts):
@@ -275,6 +284,13 @@ class Loop:
             parts = [share(int(num_rows), self._collective.num_replicas, replica) for replica in replicas]
             return [value.whole[part.start : part.stop] for part in parts]
         return [value] * len(replicas)
+
+    def note_division(self) -> None:
+        if is_open():
+            self.tell_once(
+                "a step asks for num_replicas_in_sync: a loss must not be divided by it here, since each replica's"
+                " gradient is weighted by its part of the rows already"
+            )
 
     def owns(self, value: Any) -> bool:
         return any(is_each(leaf) for leaf in tf.nest.flatten(value))

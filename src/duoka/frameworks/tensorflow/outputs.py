@@ -21,9 +21,8 @@ class Outputs:
         leaves = tf.nest.flatten(returned)
         self._leaves = [_as_tensor(leaf) for leaf in leaves]
         self._kinds = [_kind_of(leaf) for leaf in self._leaves]
-        # Booleans as integers: they are added up on their way.
-        self.numbers = [tf.cast(leaf, tf.int32) if leaf.dtype == tf.bool else leaf for leaf in self._of(_NUMBER)]
-        self.arrays = list(self._of(_ARRAY))
+        self.numbers = [_summable(leaf) for leaf in self._of(_NUMBER)]
+        self.arrays = [leaf if leaf.shape.rank else leaf[tf.newaxis] for leaf in self._of(_ARRAY)]
 
     def _of(self, wanted: str) -> Iterator[Any]:
         return (leaf for leaf, kind in zip(self._leaves, self._kinds, strict=True) if kind == wanted)
@@ -42,6 +41,13 @@ def _as_tensor(leaf: Any) -> Any:
     if tf.is_tensor(leaf) or isinstance(leaf, (tf.Variable, bool, int, float)) or hasattr(leaf, "__array__"):
         return tf.convert_to_tensor(leaf)
     return leaf
+
+
+def _summable(number: Any) -> Any:
+    """In a type that numbers can be added up in on their way."""
+    if number.dtype == tf.bool:
+        return tf.cast(number, tf.int32)
+    return tf.cast(number, tf.float32) if number.dtype in (tf.float16, tf.bfloat16) else number
 
 
 def _kind_of(leaf: Any) -> str:

@@ -33,7 +33,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        return int(self.strategy.replicas)
+        return int(self.strategy.num_replicas_in_sync)
 
     @property
     def replica_id(self) -> Any:
@@ -42,6 +42,8 @@ class ReplicaContext:
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
         """Over all replicas, in the middle of a step: with one replica on each worker."""
         is_mean = read_op(reduce_op)
+        if self.strategy.replicas == 1:
+            return value
         if self._middle is None:
             raise NeedsMiddle("it calls all_reduce")
         middle = self._middle
@@ -55,6 +57,15 @@ def get_replica_context() -> ReplicaContext:
             "There is no replica here.", why="a replica context exists inside strategy.run.", do="call it in the step."
         )
     return _open[-1]
+
+
+@contextmanager
+def entered(context: ReplicaContext) -> Iterator[None]:
+    _open.append(context)
+    try:
+        yield
+    finally:
+        _open.pop()
 
 
 def is_open() -> bool:
@@ -114,11 +125,10 @@ class Watched:
         """For the step; Keras's optimizers have sums of their own to ask TensorFlow's context for."""
         former = tf.distribute.get_replica_context
         tf.distribute.get_replica_context = lambda: former() if self.is_updating else context
-        _open.append(context)
         try:
-            yield
+            with entered(context):
+                yield
         finally:
-            _open.pop()
             tf.distribute.get_replica_context = former
 
     def _update(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:

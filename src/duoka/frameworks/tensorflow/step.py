@@ -141,11 +141,11 @@ class Step:
         for update in self.updates:
             update.apply([None if gradient is None else next(given) for gradient in update.gradients])
 
-    def results(self, numbers: Sequence[Any], arrays: Sequence[Any], replicas: Any) -> Any:
+    def results(self, numbers: Sequence[Any], arrays: Sequence[Any], replicas: Any, rows: Any) -> Any:
         """Numbers come as three tensors each, arrays as two."""
         return self.outputs.rebuild(
             [EachReplica(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)],
-            [LocalParts(arrays[at], arrays[at + 1], replicas) for at in range(0, len(arrays), 2)],
+            [LocalParts(arrays[at], arrays[at + 1], replicas, rows) for at in range(0, len(arrays), 2)],
         )
 
 

@@ -138,6 +138,7 @@ class Turns:
                 for parts in zip(*(self._parts[replica] for replica in replicas), strict=True)
             ],
             np.array(replicas, np.int32),
+            np.array([self._num_rows(replica) for replica in replicas], np.int32),
         )
         self._progress.step += contents.is_training
         self._is_open = True
@@ -195,7 +196,8 @@ class Turns:
 
     def _transfer_for(self, outcome: Outcome, replica: int, contents: Contents) -> Transfer:
         num_slices = tuple(len(part.indices) for part in outcome.gradients if isinstance(part, Slices))
-        key = contents, self._total_rows, replica, num_slices
+        arrays = [*outcome.gradients, *outcome.moving, *outcome.others, *outcome.metrics]
+        key = contents, self._total_rows, replica, num_slices, tuple(map(_kind_of, arrays))
         if key not in self._transfers:
             num_rows = len(rows_to_compute(self._total_rows, self._collective.num_replicas, replica))
             self._transfers[key] = Transfer(self._collective, self._memory, outcome, num_rows, self._total_rows)
@@ -210,6 +212,13 @@ class Result:
     scalars: list[tuple[Array, Array, Array]]  # of each replica, their sum, their mean weighted by rows
     parts: list[tuple[Array, Array]]  # of this worker's replicas, joined, and their lengths
     replicas: Array  # whose parts these are
+    rows: Array  # how many each of them has
+
+
+def _kind_of(part: Array | Slices) -> tuple[str, tuple[int, ...]]:
+    if isinstance(part, Slices):
+        return part.values.dtype.str, part.values.shape[1:]
+    return part.dtype.str, part.shape
 
 
 def _add_up(values: Sequence[Any]) -> Any:

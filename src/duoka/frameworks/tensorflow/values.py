@@ -38,6 +38,7 @@ class LocalParts(tf.experimental.ExtensionType):
     joined: tf.Tensor
     lengths: tf.Tensor  # of the parts
     replicas: tf.Tensor  # whose they are
+    rows: tf.Tensor  # how many rows of the batch each of them has
 
 
 def is_each(value: Any) -> bool:

@@ -31,6 +31,7 @@ _WRITERS = (
     "scatter_nd_update",
     "scatter_nd_max",
     "scatter_nd_min",
+    "_strided_slice_assign",
 )
 
 
@@ -49,9 +50,11 @@ def merge_of(variable: Any, *, is_seed: bool = False) -> Merge:
     return Merge.MEAN if variable.dtype.is_floating else Merge.FIRST
 
 
-def start_of(variable: Any, before: Any, merge: Merge) -> Any:
-    """In a graph, the value that each replica starts from: sums of floats at zero, so that what is added is exact."""
-    return tf.zeros_like(before) if merge is Merge.SUM and variable.dtype.is_floating else before
+def say_written(variable: Any, name: str) -> str:
+    return (
+        f"{name} writes to the weight {variable.name} without an optimizer that could be seen: it becomes the mean of"
+        " what replicas make of it, which is the value of one device for plain gradient descent only"
+    )
 
 
 @contextmanager
