@@ -3,10 +3,12 @@
     python benchmarks/keras_step.py [--rounds 4] [--steps 1.0]
 
 Contestants live in processes of their own, and take turns with one epoch each; the first round is not counted. Peers
-run with one and with two threads, and are judged by the better of the two. All have the same model, data, optimizer and
-allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is `fit` as
-it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective, "hierarchical"
-with HierarchicalCopyAllReduce; "dataparallel" is keras.distribution.DataParallel on JAX with two host devices.
+run with one and with two threads, and are judged by the better of the two. All have the same model, data, optimizer
+and allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is
+`fit` as it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective,
+"hierarchical" with HierarchicalCopyAllReduce; "dataparallel" is keras.distribution.DataParallel on JAX with two host
+devices. "half" is plain `fit` on half of each batch in the processes of Duoka's workers, without any exchange: what
+two workers come to at best.
 """
 
 from __future__ import annotations
@@ -68,9 +70,10 @@ def main() -> None:
 
 
 def _start(contest: Contest, backend: str, kinds: set[str]) -> list[str]:
-    names = ["duoka"]
-    ours = ("-m", "duoka", "run", "--devices", "2", "--threads", "1")
-    contest.start("duoka", [*ours, str(HERE), "--serve", "duoka", backend], {"KERAS_BACKEND": backend}, num_workers=2)
+    names = ["duoka", "half"]
+    for name in names:
+        words = ["-m", "duoka", "run", "--devices", "2", "--threads", "1", str(HERE), "--serve", name, backend]
+        contest.start(name, words, {"KERAS_BACKEND": backend}, num_workers=2)
     for kind in sorted(kinds):
         for threads in THREADS:
             names.append(f"{kind} {threads}")
@@ -114,6 +117,7 @@ class Contestant:
 
         keep_freed_memory()  # as Duoka does in its workers
         self._scope = _scope_of(kind)
+        self._part = 2 if kind == "half" else 1
         self._models: dict = {}
         serve(self.time_epoch)
 
@@ -129,7 +133,8 @@ class Contestant:
             }[case.model]
             with self._scope():
                 model = make()
-            self._models[title] = model, keras_models.batches_of(rows(num_steps * case.batch_size), case.batch_size)
+            batch_size = case.batch_size // self._part
+            self._models[title] = model, keras_models.batches_of(rows(num_steps * batch_size), batch_size)
         return keras_models.time_epoch(*self._models[title])
 
 
@@ -142,12 +147,12 @@ def _scope_of(kind: str):
         assert len(devices) == 2, devices
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
     strategy = make_strategy(kind)
-    return strategy.scope if strategy else contextlib.nullcontext
+    return strategy.scope if strategy and kind != "half" else contextlib.nullcontext
 
 
 def make_strategy(kind: str):
     """Of Duoka or of TensorFlow; None where there is none."""
-    if kind == "duoka":
+    if kind in ("duoka", "half"):
         import duoka
 
         return duoka.Mirrored(devices=2, threads=1, deadline_s=200)
@@ -167,7 +172,7 @@ def better(times: dict[str, float], kind: str) -> float:
 
 def print_case(title: str, times: dict[str, float]) -> None:
     print(f"{title}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in times.items()))
-    kinds = dict.fromkeys(name.rpartition(" ")[0] for name in times if name != "duoka")
+    kinds = dict.fromkeys(name.rpartition(" ")[0] for name in times if " " in name)
     print(
         "   duoka is " + ", ".join(f"{better(times, kind) / times['duoka']:.2f}x {kind}" for kind in kinds), flush=True
     )
