@@ -1,4 +1,9 @@
-"""Every claim of the README, measured again: `make bench`. Writes benchmarks/RESULTS.md."""
+"""Every claim of the README, measured again: `make bench`. Writes benchmarks/RESULTS.md.
+
+    python benchmarks/run.py [keras_step.py ...]
+
+With names, only these are measured again, and the numbers of the others are those of benchmarks/numbers.json.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,35 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+
+
+NUMBERS = HERE / "numbers.json"
+BENCHMARKS = (
+    "all_reduce.py",
+    "torch_step.py",
+    "torch_overhead.py",
+    "startup.py",
+    "imports.py",
+    "keras_step.py",
+    "keras_overhead.py",
+    "keras_folder.py",
+    "tensorflow_step.py",
+)
+
+
+def measure(names: list[str]) -> dict:
+    """Run these one after the other. What one has found is kept at once: the next one may be interrupted."""
+    known = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
+    for name in names:
+        known[name] = {"on": time.strftime("%Y-%m-%d"), "numbers": run(name)}
+        NUMBERS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    if missing := [name for name in BENCHMARKS if name not in known]:
+        raise SystemExit(f"not measured yet: {', '.join(missing)}")
+    return known
 
 
 def run(name: str) -> dict:
@@ -39,9 +70,11 @@ def at_most(what: str, asked: float, measured: float) -> tuple[str, str, str, bo
 
 
 def main() -> None:
-    numbers = run("all_reduce.py") | run("torch_step.py") | run("torch_overhead.py") | run("startup.py")
-    numbers |= run("imports.py") | run("keras_step.py") | run("keras_overhead.py") | run("keras_folder.py")
-    numbers |= run("tensorflow_step.py")
+    known = measure(sys.argv[1:] or list(BENCHMARKS))
+    numbers: dict = {}
+    for name in BENCHMARKS:
+        numbers |= known[name]["numbers"]
+    days = sorted({known[name]["on"] for name in BENCHMARKS})
     reduce, startup = numbers["all_reduce_us"], numbers["startup_s"]
     rows = [at_least("all_reduce, 4 KB, handed-out buffer, against Gloo", 3, _times(reduce["4 KB"], "shared"))]
     for size in ("1 MB", "4 MB", "25 MB", "100 MB"):
@@ -73,7 +106,8 @@ def main() -> None:
     rows += _loop_rows(numbers["tensorflow_step_ms"])
     text = "\n\n".join([
         "# Measured by `make bench`",
-        f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns.",
+        f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns."
+        f" Measured on {' and '.join(days)}.",
         table(rows),
         "## All-reduce of float32, two workers, microseconds",
         _all_reduce_table(reduce),
