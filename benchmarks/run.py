@@ -38,7 +38,7 @@ def measure(names: list[str]) -> dict:
     known = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
     for name in names:
         known[name] = {"on": time.strftime("%Y-%m-%d"), "numbers": run(name)}
-        NUMBERS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        NUMBERS.write_text(json.dumps(known, indent=1) + "\n")
     if missing := [name for name in BENCHMARKS if name not in known]:
         raise SystemExit(f"not measured yet: {', '.join(missing)}")
     return known
