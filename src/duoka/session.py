@@ -386,9 +386,10 @@ def _check_same_run(request: Request, plan: Plan) -> None:
     """The script runs again in each worker; it must ask for the run that was started."""
     wanted = make_plan(request)
     names = ("devices", "num_replicas", "seed", "allow_growth", "logical_cpus")
-    if any(getattr(wanted, name) != getattr(plan, name) for name in names):
+    if different := [name for name in names if getattr(wanted, name) != getattr(plan, name)]:
         raise LaunchError(
-            f"This run is {describe_plan(plan)}; the strategy asks for {describe_plan(wanted)}.",
+            f"This run is {describe_plan(plan)}; the strategy asks for {describe_plan(wanted)}"
+            f" (other: {', '.join(different)}).",
             why="the first strategy of a script decides, and every worker must ask for the same.",
             do="make one strategy and use it everywhere; do not let its arguments depend on the worker.",
         )
