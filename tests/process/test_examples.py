@@ -74,6 +74,7 @@ def test_the_demo_fails_when_the_weights_depend_on_the_number_of_workers(tmp_pat
 # GPT.
 
 
+@pytest.mark.slow
 def test_gpt_has_the_losses_of_the_plain_script_although_replicas_hold_different_numbers_of_characters(tmp_path):
     small = ("--epochs", "3", "--width", "32", "--layers", "1", "--context", "48", "--dropout", "0", "--in-order")
     plain = run(tmp_path, PYTHON, "gpt/before.py", *small)
@@ -88,6 +89,7 @@ def test_gpt_has_the_losses_of_the_plain_script_although_replicas_hold_different
 @pytest.mark.parametrize(
     ("script", "command"), [pytest.param("before", PYTHON, marks=pytest.mark.slow), ("after", on_workers(2, 4))]
 )
+@pytest.mark.slow
 def test_cifar_goes_on_from_its_newest_checkpoint(tmp_path, script, command):
     options = ("--width", "16", "--decay-epochs", "1", "--checkpoints", str(tmp_path / "saved"))
     first = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "1", *options)

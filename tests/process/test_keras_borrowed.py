@@ -99,6 +99,7 @@ def test_borrowed_names_do_not_import_keras():
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_page_about_keras_runs_from_top_to_bottom(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 8

@@ -431,6 +431,7 @@ def test_two_runs_at_once_in_one_directory_never_meet(tmp_path):
     assert sorted(logs) == ["2.0\n", "20.0\n", "200.0\n"]
 
 
+@pytest.mark.slow
 def test_sixty_four_workers_on_two_cores_agree(tmp_path):
     source = """
         import duoka

@@ -75,18 +75,19 @@ def run(num_workers: int, num_replicas: int, *names: str, script: Path = USUAL) 
     return json.loads(lines[0])
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_four_replicas_end_with_the_same_bits_on_any_number_of_workers(num_workers):
     alone, together = run(1, 4), run(num_workers, 4)
     assert {name: r["sha256"] for name, r in together.items()} == {name: r["sha256"] for name, r in alone.items()}
 
 
-@pytest.mark.parametrize("num_replicas", [3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 8))])
+@pytest.mark.parametrize("num_replicas", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 8))])
 def test_replicas_train_to_the_numbers_of_the_plain_script(num_replicas):
     _compare(run(0, 0, *NUMBERS), run(1, num_replicas, *NUMBERS), NUMBERS)
 
 
-@pytest.mark.parametrize("num_workers", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [2, 3])
 def test_unusual_loops_end_with_the_same_bits_on_any_number_of_workers(num_workers):
     names = [name for name in (*MORE_NUMBERS, *BITS_ONLY) if name not in WHOLE_SHARES]
     alone = run(1, 4, *names, script=UNUSUAL)

@@ -204,7 +204,8 @@ strategy.save(path, state())
     assert ended.facts() == {1: {"step": 5, "main": True}}
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), pytest.param(3, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (3, 4)])
+@pytest.mark.slow
 def test_a_loss_within_a_save_in_the_loop_changes_no_weight_and_no_save(tmp_path, workers, replicas):
     script = training(
         """
@@ -439,6 +440,7 @@ def test_the_device_is_torchs_own_once_torch_is_imported_and_can_be_used_before_
 # The page.
 
 
+@pytest.mark.slow
 def test_the_page_is_one_script_that_runs(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 10

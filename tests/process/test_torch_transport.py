@@ -69,7 +69,8 @@ def train(directory: Path, num_workers: int, exact: bool | None, *names: str, en
 NAMES = ["sgd", "adam_float64", "everything_at_once", "two_backwards", "bfloat16_parameters", "padded_tokens"]
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [2, 3])
 def test_exact_sums_by_gloo_train_to_the_bits_of_shared_memory(tmp_path, num_workers):
     shared = train(tmp_path / "shm", 1, True, *NAMES, env={})
     carried = train(tmp_path / "torch", num_workers, True, *NAMES, env=BY_TORCH)

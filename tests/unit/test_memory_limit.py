@@ -51,7 +51,7 @@ print(json.dumps({{
     [
         "numpy",
         pytest.param("torch", marks=pytest.mark.torch),
-        pytest.param("tensorflow", marks=pytest.mark.tensorflow),
+        pytest.param("tensorflow", marks=[pytest.mark.tensorflow, pytest.mark.slow]),
         pytest.param("jax", marks=pytest.mark.jax),
     ],
 )

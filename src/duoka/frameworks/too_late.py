@@ -25,7 +25,7 @@ def too_late(framework: str, device: Device, logical_cpus: int | None, allow_gro
 
 
 def say_no_meaning(framework: str, logical_cpus: int) -> None:
-    """All workers say it, and their equal lines are shown once."""
+    """The first worker says it for all."""
     print(
         f'duoka: device_count={{"CPU": {logical_cpus}}} has no meaning for {framework}:'
         " only TensorFlow makes several devices of one CPU",

@@ -25,16 +25,16 @@ def configure_everything(plan: Plan, worker: int, *, is_only_card: bool = True) 
     if plan.logical_cpus is not None or is_limited_card:
         os.environ.update(memory_variables(plan, worker))
         for name in _FRAMEWORKS:
-            _configure_after_import(name, device, plan.logical_cpus, plan.allow_growth, is_only_card)
+            _configure_after_import(name, device, plan.logical_cpus, plan.allow_growth, is_only_card, worker == 0)
 
 
 @cache  # a cell of a notebook may run twice, and the second time a framework has started
 def _configure_after_import(
-    name: str, device: Device, logical_cpus: int | None, allow_growth: bool | None, is_only_card: bool
+    name: str, device: Device, logical_cpus: int | None, allow_growth: bool | None, is_only_card: bool, is_first: bool
 ) -> None:
     def configure(module: ModuleType) -> None:
         importlib.import_module(f"duoka.frameworks.{name}.configuring").configure(
-            device, logical_cpus, allow_growth=allow_growth, is_only_card=is_only_card
+            device, logical_cpus, allow_growth=allow_growth, is_only_card=is_only_card, is_first=is_first
         )
 
     after_import(name, configure)

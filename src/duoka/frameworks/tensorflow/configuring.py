@@ -10,7 +10,9 @@ from duoka.frameworks.tensorflow.logical_devices import make_logical_devices
 from duoka.frameworks.too_late import too_late
 
 
-def configure(device: Device, logical_cpus: int | None, *, allow_growth: bool | None, is_only_card: bool) -> None:
+def configure(
+    device: Device, logical_cpus: int | None, *, allow_growth: bool | None, is_only_card: bool, is_first: bool
+) -> None:
     """Growth is an environment variable: TensorFlow's own call for it refuses a card with a limit."""
     if context.context()._initialized:
         raise too_late("TensorFlow", device, logical_cpus, allow_growth)
