@@ -13,16 +13,16 @@ from duoka.collectives.collective import Collective
 from duoka.collectives.packing import Packing
 from duoka.errors import WorkerLost
 
+_WHY_LOST = "in whole-share mode a step exchanges in its middle, so that lost rows cannot be computed again."
+_DO_WHEN_LOST = "start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one)."
+
 
 class Wire:
     """Arrays in and out, and the rows of the step under way. A worker without rows takes part with a weight of 0."""
 
-    def __init__(
-        self,
-        collective: Collective,
-        do: str = "start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one).",
-    ) -> None:
-        self._collective, self._do = collective, do
+    def __init__(self, collective: Collective, why_lost: str = _WHY_LOST, do_when_lost: str = _DO_WHEN_LOST) -> None:
+        self._collective = collective
+        self._why_lost, self._do_when_lost = why_lost, do_when_lost
         self.num_rows = self.total_rows = 0
         self.failure: BaseException | None = None  # what was raised in a call out of a compiled step
 
@@ -137,6 +137,6 @@ class Wire:
         except WorkerLost as error:
             raise WorkerLost(
                 error.what,
-                why="a step that exchanges in its middle (whole-share mode) cannot compute lost rows again.",
-                do=self._do,
+                why=self._why_lost,
+                do=self._do_when_lost,
             ) from None

@@ -42,7 +42,11 @@ class Loop:
         self._watching = ExitStack()  # where the first step in a graph puts things
         self._told: set[str] = set()
         self.progress = Progress()
-        wire = self._wire = Wire(collective, do="start again from the last checkpoint.")
+        wire = self._wire = Wire(
+            collective,
+            "the step exchanges at each update, so that lost rows cannot be computed again.",
+            "start again from the last checkpoint.",
+        )
         self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once, self._see_end)
         self._host = TensorFlowHost(wire)
         self._middle = Middle(wire, self._host)
@@ -70,6 +74,7 @@ class Loop:
         if not tf.executing_eagerly():
             return self._run_in_graph(plain or function, args, kwargs, getattr(function, "_jit_compile", None))
         if plain is not None:
+            self._wire.failure = None  # of a step before, which somebody has caught
             try:
                 return self._graph_of(function)(tuple(args), kwargs)
             except tf.errors.OpError:
