@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from duoka.strategies.strategy import Loop
+from duoka.strategies.strategy import Loop, Options, Session
 
 
 def _as_it_is(function: Any) -> Any:
@@ -17,15 +17,14 @@ def _as_it_is(function: Any) -> Any:
 class Loops:
     """What a strategy offers to a TensorFlow loop: eager, or inside `tf.function`."""
 
+    _session: Session
+    _options: Options
     _loop_of_strategy: Loop | None = None
-
-    def _make_loop(self) -> Loop:
-        raise NotImplementedError
 
     @property
     def _loop(self) -> Loop:
         if self._loop_of_strategy is None:
-            self._loop_of_strategy = self._make_loop()
+            self._loop_of_strategy = self._session.loop(self, self._options)
         return self._loop_of_strategy
 
     @_as_it_is

@@ -13,7 +13,7 @@ from duoka.collectives.arrays import Array, as_array
 from duoka.collectives.packing import Packing
 from duoka.errors import MismatchError
 from duoka.strategies.loops import Loops
-from duoka.strategies.strategy import Adapter, Connect, Loop, Request, Session
+from duoka.strategies.strategy import Adapter, Connect, Request, Session
 from duoka.strategies.turn import Turn
 
 Compute = Callable[[int], Any]
@@ -244,9 +244,6 @@ class Mirrored(Loops):
             weights = [1.0 + others if count is None else float(count), *[0.0] * others]
             values *= 1 + others
         return self._session.collective.all_reduce(values, "mean", weights=weights)
-
-    def _make_loop(self) -> Loop:
-        return self._session.loop(self, self._options)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Every replica's value, in the order of replicas, on every worker. Sizes may differ.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +11,10 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.backends import BACKENDS
 from duoka.frameworks.keras.kept import Kept
-from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import refuse_own_functions
 from duoka.frameworks.keras.scope import is_training_now, watch_models
@@ -23,6 +22,7 @@ from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.step_placement import log_plain_fit_placement
 from duoka.frameworks.keras.steps import Progress
 from duoka.frameworks.placement_log import make_placement_log
+from duoka.frameworks.telling import Telling
 from duoka.strategies.strategy import Options
 
 _TRIED = "3.15."  # other versions may work: a good part of what is hooked into is not public
@@ -55,7 +55,7 @@ class KerasAdapter:
         self._memory = Memory(collective)
         self._readings: Kept[SharedReading] = Kept()  # of streams, by any of the models
         self._progress = Progress()
-        self._told: set[str] = set()
+        self.tell_once = Telling(collective).tell_once
         self._placement_log = make_placement_log(collective, device, self.options)
         self.evaluation = NoEvaluation()
         self.tensors = PlainTensors()
@@ -147,12 +147,6 @@ class KerasAdapter:
 
     def evaluate(self, function: Any, loader: Any) -> Any:
         raise MismatchError("strategy.evaluate is for PyTorch loaders.", do="call model.evaluate.")
-
-    def tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            if self._collective.worker == min(self._collective.workers):
-                print(f"duoka: {text}", file=sys.stderr)
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> KerasAdapter:

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from duoka.frameworks.subclasses import subclasses_of
+from duoka.frameworks.replacing import definitions, replacing
 
 Exchange = Callable[[list[Any]], list[Any]]
 
@@ -25,17 +25,10 @@ class Applying:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        replaced = []
-        for kind in subclasses_of(BaseOptimizer):
-            for name, make in (("apply", self._make_apply), ("stateless_apply", self._make_stateless_apply)):
-                if name in kind.__dict__:
-                    replaced.append((kind, name, kind.__dict__[name]))
-                    setattr(kind, name, make(kind.__dict__[name]))
-        try:
+        makers = {"apply": self._make_apply, "stateless_apply": self._make_stateless_apply}
+        known = definitions(BaseOptimizer, list(makers))
+        with replacing([(kind, name, makers[name](method)) for kind, name, method in known]):
             yield
-        finally:
-            for kind, name, original in replaced:
-                setattr(kind, name, original)
 
     def _make_apply(self, original: Any) -> Any:
         def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:

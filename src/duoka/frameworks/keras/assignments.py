@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from duoka.frameworks.replacing import replacing
+
 
 @contextmanager
 def watching_assignments(see: Callable[[Any], None]) -> Iterator[None]:
@@ -18,8 +20,5 @@ def watching_assignments(see: Callable[[Any], None]) -> Iterator[None]:
         see(variable)
         assign(variable, value)
 
-    keras.Variable._direct_assign = assign_seen
-    try:
+    with replacing([(keras.Variable, "_direct_assign", assign_seen)]):
         yield
-    finally:
-        keras.Variable._direct_assign = assign

@@ -10,14 +10,14 @@ from typing import Any
 import keras
 
 from duoka.collectives.collective import Collective
-from duoka.frameworks.keras.agreement import hear_all
+from duoka.frameworks.exchange.agreement import hear_all
+from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.backends import load_backend, load_restarting
 from duoka.frameworks.keras.callbacks import make_bar, writing_once
 from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.kept import Kept
-from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.refusals import refuse_stateful_layers
 from duoka.frameworks.keras.saving import save_once
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables

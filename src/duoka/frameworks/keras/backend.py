@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from duoka.collectives.arrays import Array
+from duoka.frameworks.exchange.outcome import Outcome, Total
 from duoka.frameworks.keras.learning_rate import rate_of
-from duoka.frameworks.keras.outcome import Outcome, Total
 
 
 class Backend(ABC):

@@ -17,7 +17,7 @@ import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
-from duoka.frameworks.keras.agreement import take_from_first
+from duoka.frameworks.exchange.agreement import take_from_first
 
 _PYTHON_WORDS = 625
 _NUMPY_WORDS = 624

@@ -10,8 +10,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from duoka.collectives.arrays import Array
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Backward, Forward, Host, Shape
-from duoka.frameworks.keras.wire import Wire
 
 
 class JaxHost(Host):

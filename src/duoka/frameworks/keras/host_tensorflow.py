@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Backward, Forward, Host, Shape
-from duoka.frameworks.keras.wire import Wire
 
 
 class TensorFlowHost(Host):

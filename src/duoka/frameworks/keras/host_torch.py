@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from duoka.collectives.arrays import as_array
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Backward, Forward, Host, Shape
-from duoka.frameworks.keras.wire import Wire
 
 
 class TorchHost(Host):

@@ -14,6 +14,7 @@ from keras.src.trainers.trainer import Trainer
 
 from duoka.errors import MismatchError
 from duoka.frameworks.keras.attachment import is_attached
+from duoka.frameworks.replacing import replacing
 
 _open: list[Any] = []  # the owners of the scopes that are open, the innermost last
 
@@ -64,25 +65,13 @@ def _patched(attach: Callable[[Any], None]) -> Iterator[None]:
 
         return run
 
-    former = [
-        (Trainer, "__init__", Trainer.__init__, after(Trainer.__init__)),
-        (Trainer, "compile", Trainer.compile, before(Trainer.compile)),
-        *(
-            (keras.Model, name, getattr(keras.Model, name), instead(name, getattr(keras.Model, name)))
-            for name in ("fit", "train_on_batch")
-        ),
+    training = [(keras.Model, name, instead(name, getattr(keras.Model, name))) for name in ("fit", "train_on_batch")]
+    making = [
+        (Trainer, "__init__", after(Trainer.__init__)),
+        (Trainer, "compile", before(Trainer.compile)),
     ]
-    had = [name in vars(owner) for owner, name, _, _ in former]
-    for owner, name, _, function in former:
-        setattr(owner, name, function)
-    try:
+    with replacing([*making, *training]):
         yield
-    finally:
-        for (owner, name, function, _), was_there in zip(former, had, strict=True):
-            if was_there:
-                setattr(owner, name, function)
-            else:
-                delattr(owner, name)  # it is inherited
 
 
 def is_training_now(model: Any) -> bool:

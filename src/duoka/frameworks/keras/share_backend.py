@@ -10,17 +10,17 @@ from typing import Any
 import keras
 
 from duoka.collectives.arrays import Array
+from duoka.frameworks.exchange.outcome import Outcome
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
 from duoka.frameworks.keras.corrections import Corrections
 from duoka.frameworks.keras.host import Host
 from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.logs import Logs
-from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.sync_batchnorm import synchronising
 from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.trackers import tracking
-from duoka.frameworks.keras.wire import Wire
 
 
 class ShareBackend(ABC):

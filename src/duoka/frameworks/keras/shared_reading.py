@@ -20,11 +20,11 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.agreement import hear_all
+from duoka.frameworks.exchange.agreement import hear_all
+from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.background import Background
 from duoka.frameworks.keras.cost import Cost
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
-from duoka.frameworks.keras.memory import Memory
 from duoka.frameworks.keras.message import Message, read_message
 from duoka.frameworks.keras.source import Source
 from duoka.frameworks.keras.stream import Stream

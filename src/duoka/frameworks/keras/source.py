@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.note import DifferentBatches
+from duoka.frameworks.exchange.note import DifferentBatches
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import numpy as np
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.data.shares import rows_to_compute, share
+from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.exchange.note import Note, compare
+from duoka.frameworks.exchange.outcome import Outcome, Slices
+from duoka.frameworks.exchange.transfer import Transfer, digest_of
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import count_rows, digest, structure
-from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.note import Note, compare
-from duoka.frameworks.keras.outcome import Outcome, Slices
 from duoka.frameworks.keras.terms import MOST_TERMS, START, Terms
-from duoka.frameworks.keras.transfer import Transfer, digest_of
 
 
 class Progress:

@@ -8,8 +8,8 @@ from typing import Any
 
 from keras import backend, layers, ops
 
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Host
-from duoka.frameworks.keras.wire import Wire
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras import tree
 
 from duoka.collectives.arrays import Array, as_array
+from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.logs import Logs, metric_results
-from duoka.frameworks.keras.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.raw_variables import refuse_raw_variables
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for

@@ -13,10 +13,10 @@ import torch
 from duoka.collectives.arrays import Array, as_array
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.outcome import Outcome, Total
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.logs import Logs, metric_results
-from duoka.frameworks.keras.outcome import Outcome, Total
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms

@@ -9,7 +9,7 @@ import keras
 from keras.src.utils import is_default
 
 from duoka.collectives.collective import Collective
-from duoka.frameworks.keras.agreement import hear_all
+from duoka.frameworks.exchange.agreement import hear_all
 from duoka.frameworks.keras.generators import BETWEEN_EPOCHS, digest, take_states_from_first
 
 _STOP, _GO_ON = b"s", b"g"

@@ -16,14 +16,14 @@ from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.data.shares import STAND_IN_ROWS, share
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.note import Note, compare
+from duoka.frameworks.exchange.outcome import Outcome
+from duoka.frameworks.exchange.transfer import digest_of
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.backends import load_share_backend
 from duoka.frameworks.keras.data import count_rows, digest
-from duoka.frameworks.keras.note import Note, compare
-from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.share_backend import ShareBackend
 from duoka.frameworks.keras.steps import Progress
-from duoka.frameworks.keras.transfer import digest_of
-from duoka.frameworks.keras.wire import Wire
 from duoka.topology.placement import place
 
 
@@ -39,7 +39,11 @@ class WholeShareSteps:
         sync_batchnorm: bool,
     ) -> None:
         self._collective, self._progress, self._tell = collective, progress, tell
-        self._wire = Wire(collective)
+        self._wire = Wire(
+            collective,
+            why_lost="in whole-share mode a step exchanges in its middle, so that lost rows cannot be computed again.",
+            do_when_lost="start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one).",
+        )
         self._backend: ShareBackend = load_share_backend()(model, self._wire, tell, sync_batchnorm=sync_batchnorm)
         tell(
             f"the train_step of {type(model).__name__} runs in whole-share mode, because {reason}: each worker's rows"

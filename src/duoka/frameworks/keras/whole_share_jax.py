@@ -10,14 +10,14 @@ import numpy as np
 from keras import StatelessScope
 
 from duoka.collectives.arrays import Array
+from duoka.frameworks.exchange.outcome import Outcome
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.host_jax import JaxHost
 from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.logs import metric_results
-from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
-from duoka.frameworks.keras.wire import Wire
 
 State = tuple[list[Any], list[Any], list[Any], list[Any]]  # weights, other state, optimizer, metrics
 

@@ -11,13 +11,13 @@ from keras import tree
 
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.outcome import Outcome
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.logs import metric_results
-from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
 from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
-from duoka.frameworks.keras.wire import Wire
 
 
 class TensorFlowShare(ShareBackend):

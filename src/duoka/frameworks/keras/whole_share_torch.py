@@ -11,13 +11,13 @@ import torch
 
 from duoka.collectives.arrays import Array, as_array
 from duoka.data.seeds import derive
+from duoka.frameworks.exchange.outcome import Outcome
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.data import cut
 from duoka.frameworks.keras.host_torch import TorchHost
 from duoka.frameworks.keras.logs import metric_results
-from duoka.frameworks.keras.outcome import Outcome
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
-from duoka.frameworks.keras.wire import Wire
 from duoka.frameworks.torch.randomness import seeded
 
 

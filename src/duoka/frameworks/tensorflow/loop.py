@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,10 +15,12 @@ from duoka.collectives.collective import Collective
 from duoka.data.shares import share
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
-from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.wire import Wire
 from duoka.frameworks.placement_log import PlacementLog, make_placement_log
+from duoka.frameworks.start import agree_on_values
+from duoka.frameworks.telling import Telling
 from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_function
 from duoka.frameworks.tensorflow.eagerly import EagerRun
@@ -28,7 +29,6 @@ from duoka.frameworks.tensorflow.losses import Losses, weigh_rows
 from duoka.frameworks.tensorflow.middle import Middle, refuse_more_replicas
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, entered, get_replica_context, is_open
-from duoka.frameworks.tensorflow.start import agree_on_variables
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
 from duoka.frameworks.tensorflow.turns import Progress, Turns
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts, Rows, is_each, split_parts
@@ -40,12 +40,12 @@ class Loop:
         self._collective, self._strategy = collective, strategy
         self._placement_log = placement_log
         self._watching = ExitStack()  # where the first step in a graph puts things
-        self._told: set[str] = set()
+        self.tell_once = Telling(collective).tell_once
         self.progress = Progress()
         wire = self._wire = Wire(
             collective,
-            "the step exchanges at each update, so that lost rows cannot be computed again.",
-            "start again from the last checkpoint.",
+            why_lost="the step exchanges at each update, so that lost rows cannot be computed again.",
+            do_when_lost="start again from the last checkpoint.",
         )
         self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once, self._see_end)
         self._host = TensorFlowHost(wire)
@@ -136,9 +136,15 @@ class Loop:
     def _agree(self, variables: Sequence[Any]) -> bool:
         """On the values of variables that were not seen before. True where this worker had other ones."""
         new = [variable for variable in variables if id(variable) not in self._agreed]
-        for variable in new:
-            self._agreed[id(variable)] = variable
-        return agree_on_variables(new, self._collective) if new else False
+        self._agreed |= {id(variable): variable for variable in new}
+        if not new:
+            return False
+        lines = [f"{variable.name}: {tuple(variable.shape)} {variable.dtype.name}" for variable in new]
+        values = [np.array(variable) for variable in new]
+        others = agree_on_values(lines, values, self._collective, "before they are trained")
+        for place, value in others.items():
+            new[place].assign(value)
+        return bool(others)
 
     # Losses.
 
@@ -299,12 +305,6 @@ class Loop:
 
     def owns(self, value: Any) -> bool:
         return any(is_each(leaf) for leaf in tf.nest.flatten(value))
-
-    def tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            if self._collective.worker == min(self._collective.workers):
-                print(f"duoka: {text}", file=sys.stderr)
 
 
 def _check_call(function: Any, args: Any, kwargs: Any) -> None:

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.tensorflow_rows import has_rows
-from duoka.frameworks.keras.wire import Wire
 
 
 class Middle:

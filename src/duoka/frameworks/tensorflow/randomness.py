@@ -13,6 +13,7 @@ import tensorflow as tf
 from duoka.collectives.arrays import Array
 from duoka.data.seeds import derive
 from duoka.frameworks.keras.seeds_of_replicas import state_for
+from duoka.frameworks.replacing import replacing
 
 
 def state_of_replica(state: Array, replica: int) -> Array:
@@ -38,11 +39,5 @@ def watching_generators(see: Callable[[Any], None]) -> Iterator[None]:
 
         return draw
 
-    former = [getattr(kind, name) for kind, name, _ in kinds]
-    for (kind, name, state), original in zip(kinds, former, strict=True):
-        setattr(kind, name, make(original, state))
-    try:
+    with replacing([(kind, name, make(getattr(kind, name), state)) for kind, name, state in kinds]):
         yield
-    finally:
-        for (kind, name, _), original in zip(kinds, former, strict=True):
-            setattr(kind, name, original)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from duoka.frameworks.subclasses import subclasses_of
+from duoka.frameworks.replacing import definitions, replacing
 
 # What is to happen instead of an update: the optimizer's own method, the optimizer, gradients, variables.
 Instead = Callable[[Callable[..., Any], Any, list[Any], list[Any]], Any]
@@ -70,17 +70,8 @@ def watching_updates(instead: Instead) -> Iterator[None]:
 
         return apply_gradients
 
-    replaced = []
-    for base, name, make in (
-        (BaseOptimizer, "apply", make_apply),
-        (tf.compat.v1.train.Optimizer, "apply_gradients", make_apply_gradients),
-    ):
-        for kind in subclasses_of(base):
-            if name in kind.__dict__:
-                replaced.append((kind, name, kind.__dict__[name]))
-                setattr(kind, name, make(kind.__dict__[name]))
-    try:
+    keras_s = [(kind, name, make_apply(method)) for kind, name, method in definitions(BaseOptimizer, ["apply"])]
+    known = definitions(tf.compat.v1.train.Optimizer, ["apply_gradients"])
+    old_ones = [(kind, name, make_apply_gradients(method)) for kind, name, method in known]
+    with replacing([*keras_s, *old_ones]):
         yield
-    finally:
-        for kind, name, original in replaced:
-            setattr(kind, name, original)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from duoka.collectives.packing import Kind, Packing
+from duoka.frameworks.exchange.outcome import Total
 from duoka.frameworks.keras.learning_rate import rate_of
-from duoka.frameworks.keras.outcome import Total
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.recording import Update
 from duoka.frameworks.tensorflow.turns import Contents

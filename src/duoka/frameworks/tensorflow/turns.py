@@ -16,11 +16,11 @@ from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective, Exchange
 from duoka.data.shares import rows_to_compute, share
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.note import Note, compare
-from duoka.frameworks.keras.outcome import Outcome, Slices, Total
-from duoka.frameworks.keras.transfer import Transfer, digest_of
-from duoka.frameworks.keras.wire import Wire
+from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.exchange.note import Note, compare
+from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
+from duoka.frameworks.exchange.transfer import Transfer, digest_of
+from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.tensorflow.randomness import state_of_replica
 from duoka.topology.tree import Node, fold
 

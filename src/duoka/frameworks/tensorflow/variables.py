@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-from duoka.frameworks.subclasses import subclasses_of
+from duoka.frameworks.replacing import definitions, replacing
 from duoka.frameworks.tensorflow.graphs import written_by
 
 _WRITERS = (
@@ -68,12 +68,6 @@ def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
 
         return write
 
-    replaced = [
-        (kind, name, kind.__dict__[name])
-        for kind in subclasses_of(BaseResourceVariable)
-        for name in _WRITERS
-        if name in kind.__dict__
-    ]
     call = Function.__call__
 
     def call_seen(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,14 +76,9 @@ def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
                 see(variable)
         return call(function, *args, **kwargs)
 
-    replaced.append((Function, "__call__", call))
-    for kind, name, original in replaced:
-        setattr(kind, name, call_seen if original is call else make(original))
-    try:
+    writers = [(kind, name, make(method)) for kind, name, method in definitions(BaseResourceVariable, _WRITERS)]
+    with replacing([*writers, (Function, "__call__", call_seen)]):
         yield
-    finally:
-        for kind, name, original in replaced:
-            setattr(kind, name, original)
 
 
 def raw(variable: Any) -> Any:

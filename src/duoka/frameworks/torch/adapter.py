@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +17,7 @@ from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.placement_log import PlacementLog, make_placement_log
+from duoka.frameworks.telling import Telling
 from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.backward import listen_to_backward
 from duoka.frameworks.torch.contributions import Contributions, Pending, mean_of, tree_sum, weighed
@@ -52,11 +52,11 @@ class TorchAdapter:
         self.loop = Loop(seed, collective.num_replicas)
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
+        self.tell_once = Telling(collective).tell_once
         self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once)
         self.tensors = Tensors(device)
         self._num_schedulers = self._num_scalers = 0
         self._prepared: dict[int, Any] = {}
-        self._told: set[str] = set()
         self._contributions = Contributions()
         self.gradients = Gradients(collective, self.loop, self.tell_once, lambda: learning_rates(self._optimizers))
         self._course = Course(
@@ -259,12 +259,6 @@ class TorchAdapter:
     def evaluate(self, function: Any, loader: Any) -> Any:
         """sum / count of the pairs that the function returns, over the batches of all replicas."""
         return self.evaluation.evaluate(function, loader)
-
-    def tell_once(self, text: str, key: str = "") -> None:
-        if (key or text) not in self._told:
-            self._told.add(key or text)
-            if self._collective.worker == min(self._collective.workers):
-                print(f"duoka: {text}", file=sys.stderr)
 
 
 def _without_none(values: list[Any]) -> list[Any]:

@@ -13,8 +13,8 @@ from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.collectives.packing import Kind, Packing
 from duoka.data.shares import share
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.outcome import Outcome, Slices, Total
+from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,12 @@ from duoka.collectives.collective import Collective
 from duoka.collectives.packing import Packing
 from duoka.errors import WorkerLost
 
-_WHY_LOST = "in whole-share mode a step exchanges in its middle, so that lost rows cannot be computed again."
-_DO_WHEN_LOST = "start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one)."
-
 
 class Wire:
     """Arrays in and out, and the rows of the step under way. A worker without rows takes part with a weight of 0."""
 
-    def __init__(self, collective: Collective, why_lost: str = _WHY_LOST, do_when_lost: str = _DO_WHEN_LOST) -> None:
+    def __init__(self, collective: Collective, *, why_lost: str, do_when_lost: str) -> None:
+        """With what is said when a worker is lost."""
         self._collective = collective
         self._why_lost, self._do_when_lost = why_lost, do_when_lost
         self.num_rows = self.total_rows = 0

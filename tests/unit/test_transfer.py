@@ -8,10 +8,10 @@ import pytest
 from duoka.collectives.solo import solo
 from duoka.data.shares import share
 from duoka.errors import MismatchError
-from duoka.frameworks.keras.memory import Memory
-from duoka.frameworks.keras.note import Note, compare
-from duoka.frameworks.keras.outcome import Outcome, Slices, Total
-from duoka.frameworks.keras.transfer import Transfer
+from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.exchange.note import Note, compare
+from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
+from duoka.frameworks.exchange.transfer import Transfer
 
 ROWS, REPLICAS, PER_ROW = 5, 4, 3
 

@@ -1,0 +1,1 @@
+"""What the frameworks share of an exchange between replicas: arrays in, arrays out, no framework imported."""

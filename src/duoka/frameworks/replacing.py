@@ -1,0 +1,39 @@
+"""Methods of other people's classes, replaced for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Replacement = tuple[Any, str, Any]  # a class, the name of a method, and what stands there meanwhile
+_INHERITED = object()
+
+
+@contextmanager
+def replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Afterwards everything is as it was, also where a class had inherited the method."""
+    former = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in replacements]
+    for owner, name, new in replacements:
+        setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        for owner, name, old in reversed(former):
+            if old is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+
+
+def definitions(base: type, names: Sequence[str]) -> list[tuple[type, str, Any]]:
+    """Where a class, or one below it, defines a method of these names; and the method."""
+    return [(kind, name, vars(kind)[name]) for kind in _with_subclasses(base) for name in names if name in vars(kind)]
+
+
+def _with_subclasses(kind: type) -> list[type]:
+    found: dict[type, None] = {kind: None}
+    below: type
+    for below in kind.__subclasses__():
+        found.update(dict.fromkeys(_with_subclasses(below)))
+    return list(found)
