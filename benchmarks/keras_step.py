@@ -7,8 +7,7 @@ run with one and with two threads, and are judged by the better of the two. All 
 and allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is
 `fit` as it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective,
 "hierarchical" with HierarchicalCopyAllReduce; "dataparallel" is keras.distribution.DataParallel on JAX with two host
-devices. "half" is plain `fit` on half of each batch in the processes of Duoka's workers, without any exchange: what
-two workers come to at best.
+devices. "half" is plain `fit` on half of each batch in the processes of Duoka's workers, without any exchange.
 """
 
 from __future__ import annotations

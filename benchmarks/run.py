@@ -1,4 +1,4 @@
-"""Every claim of the README, measured again: `make bench`. Writes benchmarks/RESULTS.md.
+"""Every claim of the README, measured again: `make bench`. Writes benchmarks/RESULTS.md and the table of README.md.
 
     python benchmarks/run.py [keras_step.py ...]
 
@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 
 
 NUMBERS = HERE / "numbers.json"
+README = HERE.parent / "README.md"
 BENCHMARKS = (
     "all_reduce.py",
     "torch_step.py",
@@ -127,7 +128,16 @@ def write_table(known: dict) -> None:
         NOTES,
     ])  # fmt: skip
     (HERE / "RESULTS.md").write_text(text + "\n")
-    print(f"\n{table(rows)}\n\nwritten to benchmarks/RESULTS.md")
+    _put_into_readme(table(rows))
+    print(f"\n{table(rows)}\n\nwritten to benchmarks/RESULTS.md and README.md")
+
+
+def _put_into_readme(rows: str) -> None:
+    """Between its two marks, so that no number in it is copied by hand."""
+    begin, end = "<!-- written by make bench -->\n\n", "\n\n<!-- up to here -->"
+    before, _, rest = README.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    README.write_text(before + begin + rows + end + after)
 
 
 NOTES = """## Notes
@@ -138,11 +148,12 @@ NOTES = """## Notes
 - Keras: contestants live in processes of their own, which sleep until it is their turn, with the same model, data,
   optimizer and allocator settings; the time is that of an epoch of `fit`, divided by its steps. Duoka runs two workers
   with one thread each; peers run with one and with two threads, and the better of the two counts.
-- Keras and TensorFlow loops: `half` is plain `fit` on half of each batch in two workers, without any exchange. Where
-  that is hardly faster than plain `fit` on both cores, two workers cannot be either: half of a batch costs more than
-  half of the time, since the optimizer runs over all weights in both, and a hypervisor that takes time away (steal in
-  /proc/stat) takes it from those who use both cores. Tried, beside: graphs called by flat lists of tensors, sums in
-  few flat arrays, XLA for the update (4.8 to 1.6 ms for the small CNN; no gain in loops), rows cut by NumPy instead of
+- Keras and TensorFlow loops: `half` is plain `fit` on half of each batch in two workers, without any exchange. It is not
+  a bound (Duoka's update is compiled by XLA there, that of `half` is not), but it shows where the time goes: half of a
+  batch costs more than half of the time, since the optimizer runs over all weights in both workers, and a hypervisor
+  that takes time away (steal in /proc/stat) takes it from those who use both cores. Tried, beside: graphs called by
+  flat lists of tensors, sums in few flat arrays, XLA for the update (4.8 to 1.6 ms for the small CNN; no gain in loops),
+  rows cut by NumPy instead of
   TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
   iterators alive (stalls of 0.5 to 2 s), TensorFlow's single-threaded executor (the update of MobileNetV2 21 to 18 ms,
   nothing elsewhere).

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duoka.devices.device import Device as Device
     from duoka.errors import DuokaError as DuokaError
+    from duoka.here import device as device
+    from duoka.here import devices as devices
+    from duoka.here import virtual_devices as virtual_devices
     from duoka.session import Mirrored as Mirrored
-    from duoka.session import device as device
-    from duoka.session import devices as devices
-    from duoka.session import virtual_devices as virtual_devices
 
 __version__ = "0.1.0"
 
@@ -30,12 +30,12 @@ _HOMES = {
     "Device": "duoka.devices.device",
     "DuokaError": "duoka.errors",
     "Mirrored": "duoka.session",
-    "device": "duoka.session",
-    "devices": "duoka.session",
-    "virtual_devices": "duoka.session",
+    "device": "duoka.here",
+    "devices": "duoka.here",
+    "virtual_devices": "duoka.here",
 }
 
-_MODULES = {"keras", "torch"}  # names borrowed from a framework: loaded on first touch
+_MODULES = {"keras", "tensorflow", "torch"}  # names borrowed from a framework: loaded on first touch
 
 __all__ = ["Device", "DuokaError", "Mirrored", "device", "devices", "virtual_devices"]
 

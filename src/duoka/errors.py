@@ -80,3 +80,24 @@ class DeadlineExceeded(DuokaError):
 
 class Stopped(BaseException):
     """The supervisor ends this run; raised in workers that wait, so that ``finally`` blocks run."""
+
+
+_inside: list[BaseException] = []  # the newest error that was raised in a call out of a framework's graph
+
+
+def keep_inside(error: BaseException) -> None:
+    """Remember what is raised where a framework will make an error of its own of it."""
+    _inside[:] = [error]
+
+
+def uncover(error: BaseException) -> BaseException:
+    """What was raised inside a graph, if this is the error that a framework has made of it; else the error itself.
+
+    >>> keep_inside(lost := WorkerLost("worker 1 was lost."))
+    >>> uncover(RuntimeError("{{node step}} WorkerLost: worker 1 was lost. [Op:__inference_step]")) is lost
+    True
+    """
+    for inner in _inside:
+        if inner is not error and isinstance(inner, DuokaError) and inner.what in str(error):
+            return inner.with_traceback(error.__traceback__)  # the user's lines are those of the graph's call
+    return error

@@ -7,10 +7,8 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
 from typing import Any
 
 import duoka
@@ -23,19 +21,15 @@ from duoka.collectives.shm import SharedMemory
 from duoka.collectives.solo import solo
 from duoka.devices.cpu import available_bytes
 from duoka.devices.device import Device
-from duoka.devices.finding import find_place
 from duoka.devices.memory_limit import limit_memory
-from duoka.devices.names import parse
-from duoka.devices.probe import Inventory, list_devices
 from duoka.devices.settings import keep_first_gpus, limit_devices, read_settings
-from duoka.devices.virtual import choose, cut
-from duoka.errors import DeviceError, LaunchError
-from duoka.frameworks.extra_devices import list_extra_devices, list_logical_devices
+from duoka.devices.virtual import choose
+from duoka.errors import LaunchError
 from duoka.frameworks.native_device import native_device
-from duoka.frameworks.placing import placing
 from duoka.frameworks.recognise import framework_of
 from duoka.frameworks.saving import list_codecs
 from duoka.frameworks.starting import start_imported_frameworks
+from duoka.here import list_here, place_softly
 from duoka.monitor.displays import open_display
 from duoka.monitor.progress import Display, Position, Progress
 from duoka.runtime.command import from_process, why_not_here
@@ -51,73 +45,6 @@ from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Adapter, Loop, Options, Request
 from duoka.topology.membership import Membership
 from duoka.topology.placement import Placement, place
-
-
-def devices() -> list[Device]:
-    """What can compute here: GPUs, the CPU, and what an already imported framework adds."""
-    return list(_inventory().devices)
-
-
-def virtual_devices(device: str | Device, count: int | None = None, memory_mb: Any = None) -> list[Device]:
-    """Cut a device into several, each with its own memory limit if one is given.
-
-    >>> [part.name for part in virtual_devices("cpu:0", count=2)]
-    ['cpu:0/v0', 'cpu:0/v1']
-    """
-    if isinstance(device, str):
-        inventory = _inventory()
-        name = parse(device, inventory.devices)
-        found = [d for d in inventory.devices if (d.kind, d.index) == (name.kind, name.index)]
-        if not found:
-            here = ", ".join(d.name for d in inventory.devices)
-            raise DeviceError(f"There is no {device} to cut.", why=f"here are: {here}.", do="name one of these.")
-        device = found[0]
-    return cut(device, count, memory_mb)
-
-
-def _inventory() -> Inventory:
-    attached = attachment()
-    if attached is not None:
-        # What was here when the run was planned: the script, run again, must come to the same choice.
-        return Inventory(attached.plan.here)
-    return list_devices(os.environ, list_extra_devices())
-
-
-_soft_placement = True  # as the newest strategy has it
-
-
-@contextmanager
-def device(name: str | Device, *, soft_placement: bool | None = None) -> Iterator[Device]:
-    """What PyTorch, Keras, TensorFlow and JAX make in this block, they make on the device of that name.
-
-    Every dialect of names is read. What is not here runs on the CPU, and another worker's device means this
-    worker's own; either is said once, or is an error with ``soft_placement=False`` here or in the strategy.
-
-    >>> with device("/cpu:0") as place:
-    ...     print(place)
-    cpu:0
-    """
-    is_soft = _soft_placement if soft_placement is None else soft_placement
-    read_flag(is_soft, "soft_placement")
-    attached = attachment()
-    own = None if attached is None else attached.plan.devices[attached.worker]
-    logical = list_logical_devices(["gpu", "cpu"] if own is None else ["cpu"])  # a worker's card has another name
-    place = find_place(name, [*_devices_here(len(sys.modules)), *logical], own, soft_placement=is_soft)
-    if place.note:
-        _say_once(place.note)
-    with placing(place.device, is_only_card=own is not None, soft_placement=is_soft, say=_say_once):
-        yield place.device
-
-
-@lru_cache(maxsize=1)
-def _devices_here(num_modules: int) -> tuple[Device, ...]:
-    """Looked for once, and again when something was imported: it takes milliseconds, and a loop may ask every step."""
-    return _inventory().devices
-
-
-@cache
-def _say_once(note: str) -> None:
-    say(note)
 
 
 class WorkerSession:
@@ -282,8 +209,7 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
         read_flag(getattr(request, name), name)
     for name in ("exact", "allow_growth", "share_reading"):
         read_flag(getattr(request, name), name, can_be_none=True)
-    global _soft_placement
-    _soft_placement = request.soft_placement
+    place_softly(request.soft_placement)
     session = _connect(request)
     if request.log_placement and isinstance(session, WorkerSession):
         session.log_placement()
@@ -348,7 +274,7 @@ def _list_monitors() -> list[str]:
 def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
     """Decide on devices, replicas and threads. Everything that cannot work is an error here."""
     settings = read_settings(request.memory_fraction, request.memory_limit_mb, request.device_count)
-    inventory = _inventory()
+    inventory = list_here()
     counted = keep_first_gpus(inventory, settings.num_gpus)
     choice = choose(request.devices, counted, request.soft_placement)
     given, num_devices = request.replicas, len(choice.devices)

@@ -94,3 +94,28 @@ def test_an_exception_in_one_replica_stops_all_with_its_text(tmp_path):
     ended = start(tmp_path, WAITING.format(is_late=True, what="fail")).finish(90)
     assert ended.code == 1
     assert "my own mistake" in ended.err and "1 worker stopped because worker 1 (cpu:0/v1) failed" in ended.err
+
+
+def test_a_loss_in_the_middle_of_a_step_is_told_as_what_it_is(tmp_path):
+    dies = """
+        import os, signal
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+        import tensorflow as tf
+        import duoka
+
+        strategy = duoka.Mirrored(devices=2)
+
+        def step(x):
+            if strategy.worker == 1:
+                tf.numpy_function(lambda: os.kill(os.getpid(), signal.SIGKILL), [], [])
+            return duoka.tensorflow.get_replica_context().all_reduce("sum", x)
+
+        @tf.function
+        def run(x):
+            return strategy.run(step, args=(x,))
+
+        run(tf.constant([1.0, 2.0]))
+    """
+    ended = start(tmp_path, dies).finish(90, leaves=["__autograph_generated_file"])
+    assert ended.code == 137 and "UnknownError" not in ended.err
+    assert "WorkerLost" in ended.err and "start again from the last checkpoint" in ended.err

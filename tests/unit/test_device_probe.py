@@ -288,7 +288,7 @@ def test_the_summary_counts_other_accelerators():
 
 
 def test_the_folder_of_this_layer_is_also_the_public_function(monkeypatch):
-    monkeypatch.setitem(sys.modules, "duoka.session", types.SimpleNamespace(devices=lambda: "what is here"))
+    monkeypatch.setitem(sys.modules, "duoka.here", types.SimpleNamespace(devices=lambda: "what is here"))
     assert duoka.devices() == "what is here"
 
 

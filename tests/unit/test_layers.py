@@ -20,6 +20,7 @@ LAYERS = [
     "frameworks",
     "runtime",
     "monitor",
+    "here",
     "session",
     "cli",
     "horovod",

@@ -15,7 +15,7 @@ class _CallableFolder(types.ModuleType):
         # Importing anything below this folder makes Python bind `duoka.devices` to the folder, in place of
         # the public function of that name: without this, duoka.devices() would work or not depending on
         # what ran before. By name, because the session is a layer above, looked up only when a user calls.
-        return importlib.import_module("duoka.session").devices()
+        return importlib.import_module("duoka.here").devices()
 
 
 sys.modules[__name__].__class__ = _CallableFolder

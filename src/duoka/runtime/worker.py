@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from duoka.devices.cores import keep_to_own_cores
 from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
-from duoka.errors import DuokaError, Stopped
+from duoka.errors import DuokaError, OutOfMemory, Stopped, uncover
 from duoka.runtime.command import Command
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
@@ -116,8 +116,8 @@ def _code_of(exit: SystemExit) -> int:
 
 def _report(attached: Attachment, error: BaseException) -> int:
     lift()  # a report needs memory, too
-    shown: BaseException = explain(error, attached.plan.devices[attached.worker]) or error
-    if shown is not error:
+    shown: BaseException = explain(error, attached.plan.devices[attached.worker]) or uncover(error)
+    if isinstance(shown, OutOfMemory) and shown is not error:
         shown.__cause__ = error
     code = shown.exit_code if isinstance(shown, DuokaError) else 1
     text = _shorten(user_traceback(shown))

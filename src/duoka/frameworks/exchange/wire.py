@@ -11,7 +11,7 @@ import numpy as np
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.collectives.packing import Packing
-from duoka.errors import WorkerLost
+from duoka.errors import WorkerLost, keep_inside
 
 
 class Wire:
@@ -49,6 +49,7 @@ class Wire:
                 return function(*(np.asarray(array) for array in arrays))
             except BaseException as error:
                 self.failure = self.failure or error
+                keep_inside(error)
                 raise
 
         return call
