@@ -148,15 +148,14 @@ NOTES = """## Notes
 - Keras: contestants live in processes of their own, which sleep until it is their turn, with the same model, data,
   optimizer and allocator settings; the time is that of an epoch of `fit`, divided by its steps. Duoka runs two workers
   with one thread each; peers run with one and with two threads, and the better of the two counts.
-- Keras and TensorFlow loops: `half` is plain `fit` on half of each batch in two workers, without any exchange. It is not
-  a bound (Duoka's update is compiled by XLA there, that of `half` is not), but it shows where the time goes: half of a
-  batch costs more than half of the time, since the optimizer runs over all weights in both workers, and a hypervisor
-  that takes time away (steal in /proc/stat) takes it from those who use both cores. Tried, beside: graphs called by
-  flat lists of tensors, sums in few flat arrays, XLA for the update (4.8 to 1.6 ms for the small CNN; no gain in loops),
-  rows cut by NumPy instead of
-  TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
-  iterators alive (stalls of 0.5 to 2 s), TensorFlow's single-threaded executor (the update of MobileNetV2 21 to 18 ms,
-  nothing elsewhere).
+- Keras and TensorFlow loops: `half` is plain `fit` on half of each batch in two workers, without any exchange. It is
+  not a bound (Duoka's update is compiled by XLA there, that of `half` is not), but it shows where the time goes: half
+  of a batch costs more than half of the time, since the optimizer runs over all weights in both workers, and a
+  hypervisor that takes time away (steal in /proc/stat) takes it from those who use both cores. Tried, beside: graphs
+  called by flat lists of tensors, sums in few flat arrays, XLA for the update (4.8 to 1.6 ms for the small CNN; no
+  gain in loops), rows cut by NumPy instead of TensorFlow (twenty times as fast), workers kept to cores of their own
+  (16 to 12 ms), no cycles that keep tf.data iterators alive (stalls of 0.5 to 2 s), TensorFlow's single-threaded
+  executor (the update of MobileNetV2 21 to 18 ms, nothing elsewhere).
 - The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in

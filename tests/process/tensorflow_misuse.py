@@ -83,11 +83,21 @@ MISTAKES = {
 }
 
 
+def noisy_in_eager(x):
+    return loss_of(x) + tf.random.normal([])
+
+
+def noisy_in_graph(x):
+    return loss_of(x) + tf.random.normal([])
+
+
 def main():
     found = {name: told(mistake) for name, mistake in MISTAKES.items()}
     # And after all of them everything works.
     found["mean"] = float(strategy.reduce("mean", strategy.run(loss_of, args=(batch,))))
     found["expected"] = float(loss_of(batch))
+    for step in (noisy_in_eager, tf.function(noisy_in_graph)):
+        strategy.run(step, args=(batch,))
     print("FOUND " + json.dumps(found), flush=True)
 
 

@@ -68,7 +68,7 @@ def found(tmp_path_factory) -> dict[str, str]:
     words = [*DUOKA_RUN, "--devices", "2", "--replicas", "3"]
     ended = run(tmp_path_factory.mktemp("misuse"), SCRIPT.read_text(), program=words, timeout_s=200)
     (line, *_) = (line for line in ended.out.splitlines() if line.startswith("FOUND "))
-    return json.loads(line.removeprefix("FOUND "))
+    return json.loads(line.removeprefix("FOUND ")) | {"said": ended.err}
 
 
 @pytest.mark.parametrize("mistake", TOLD)
@@ -78,6 +78,11 @@ def test_a_mistake_gets_a_clear_message(found, mistake):
 
 def test_a_loop_goes_on_after_a_mistake(found):
     assert found["mean"] == pytest.approx(found["expected"])
+
+
+def test_steps_that_draw_from_no_generator_are_named_once(found):
+    for name in ("noisy_in_eager", "noisy_in_graph"):
+        assert found["said"].count(f"{name} draws from tf.random") == 1
 
 
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):

@@ -16,7 +16,7 @@ from duoka.frameworks.tensorflow.in_graph import flatten, is_seed
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
-from duoka.frameworks.tensorflow.randomness import state_of_replica
+from duoka.frameworks.tensorflow.randomness import say_random, state_of_replica, watching_random_operations
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Turns
@@ -79,8 +79,17 @@ class EagerRun:
             see(state)
 
         args, kwargs = arguments.with_rows([leaf[start:stop] for leaf in arguments.rows])
+
+        def see_random() -> None:
+            if tf.executing_eagerly():
+                self._tell(say_random(name))
+
         try:
-            with watching_writes(see), watched.watching(context, see_generator):
+            with (
+                watching_writes(see),
+                watching_random_operations(see_random),
+                watched.watching(context, see_generator),
+            ):
                 outputs = Outputs(self._call(function, args, kwargs))
             try:
                 watched.refuse_reads()

@@ -27,6 +27,7 @@ from duoka.frameworks.tensorflow.graphs import (
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
+from duoka.frameworks.tensorflow.randomness import say_random
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
@@ -103,11 +104,7 @@ class GraphRun:
         written = [variable for variable in written_by(graph) if id(variable) not in trained]
         seeds = [variable for variable in written if id(variable) in watched.generators or is_seed(variable)]
         if any(is_stateful_random(operation) for operation, _ in walk(graph)):
-            self._tell(
-                f"{name} draws from tf.random: every worker draws the same numbers, which follow neither step nor"
-                " replica and are outside of the promise of equal bits; keras.random.SeedGenerator and"
-                " tf.random.Generator are inside, with numbers for each replica"
-            )
+            self._tell(say_random(name))
         seed_ids = {id(seed) for seed in seeds}
         pairs = [(variable, merge_of(variable, is_seed=id(variable) in seed_ids)) for variable in written]
         self._name_doubtful(name, graph, pairs)

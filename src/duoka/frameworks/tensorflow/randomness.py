@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import random_seed
 
 from duoka.collectives.arrays import Array
 from duoka.data.seeds import derive
@@ -41,3 +42,24 @@ def watching_generators(see: Callable[[Any], None]) -> Iterator[None]:
 
     with replacing([(kind, name, make(getattr(kind, name), state)) for kind, name, state in kinds]):
         yield
+
+
+@contextmanager
+def watching_random_operations(see: Callable[[], None]) -> Iterator[None]:
+    """`see` is called when an operation of tf.random, whose numbers come from no generator, asks for its seed."""
+    original = random_seed.get_seed
+
+    def get_seed(*args: Any, **kwargs: Any) -> Any:
+        see()
+        return original(*args, **kwargs)
+
+    with replacing([(random_seed, "get_seed", get_seed)]):
+        yield
+
+
+def say_random(name: str) -> str:
+    return (
+        f"{name} draws from tf.random: every worker draws the same numbers, which follow neither step nor"
+        " replica and are outside of the promise of equal bits; keras.random.SeedGenerator and"
+        " tf.random.Generator are inside, with numbers for each replica"
+    )
