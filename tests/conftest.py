@@ -16,8 +16,9 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.worker import attachment
 from duoka.session import _join
 
-# Tests started in the background begin with Ctrl-C ignored, and so would the runs that they start.
+# Tests started in the background, or by nohup, begin with signals ignored, and so would the runs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def plan_for(num_workers: int, num_replicas: int, deadline_s: float = 20.0) -> Plan:

@@ -135,7 +135,7 @@ class Run:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            shown = f"{self.alive()}\n{self.out[-3000:]}\n{self.err[-3000:]}"
+            shown = f"alive: {list(self.alive())}\n{self.out[-3000:]}\n{self.err[-3000:]}"
             self.end()
             raise AssertionError(f"the run has not ended after {timeout_s} s:\n{shown}") from None
         seconds = time.monotonic() - self._start
