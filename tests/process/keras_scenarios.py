@@ -7,7 +7,6 @@ With --plain each scenario is also trained in the ordinary way: on one device, t
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ from keras_pieces import (
     scenario,
     tokens,
 )
+from results import print_result
 
 
 @scenario
@@ -293,7 +293,7 @@ def main() -> None:
             model, history = SCENARIOS[name](strategy)
             results.setdefault(kind, {})[name] = describe(model, history, model.trainable_variables)
             print(f"{kind} {name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr)
-    print("RESULT " + json.dumps(results), flush=True)
+    print_result(results)
 
 
 if __name__ == "__main__":

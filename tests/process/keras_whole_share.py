@@ -7,7 +7,6 @@ With --plain each scenario is trained in the ordinary way, on one device and wit
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 from keras import layers, ops
 from keras_pieces import SCENARIOS, Plain, Positions, compiled, crossentropy, numbers, scenario
 from keras_pieces import describe as describe_training
+from results import print_result
 
 BACKEND = keras.backend.backend()
 if BACKEND == "tensorflow":
@@ -423,7 +423,7 @@ def main() -> None:
     for name in names:
         keras.utils.set_random_seed(7)
         results[name] = known[name]()
-    print("RESULT " + json.dumps(results), flush=True)
+    print_result(results)
 
 
 if __name__ == "__main__":

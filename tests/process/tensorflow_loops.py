@@ -8,7 +8,6 @@ With --plain each scenario is also trained in the ordinary way, on one device. W
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import keras
 import numpy as np
 import tensorflow as tf
+from results import print_result
 
 import duoka
 import duoka.tensorflow
@@ -426,7 +426,7 @@ def main():
     if "--plain" in sys.argv:
         results["plain"] = {name: SCENARIOS[name](Plain()) for name in wanted}
     results["step"] = strategy.step
-    print("RESULT " + json.dumps(results), flush=True)
+    print_result(results)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.process.results import read_result
 
 pytestmark = [pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
@@ -64,9 +65,7 @@ def run(backend: str, num_workers: int, num_replicas: int, names: tuple[str, ...
         )
     assert done.returncode == 0, done.stderr[-3000:]
     assert ("SIGKILL" in done.stderr) == ("--struck" in more), "a death must happen where it is planned"
-    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    assert len(lines) == 1, "all workers must end with the same line, which is shown once"
-    return json.loads(lines[0]), done.stderr
+    return read_result(done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.process.results import read_result
 
 pytestmark = [pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).parent / "keras_whole_share.py"
@@ -57,9 +58,7 @@ def launch(backend: str, num_workers: int, num_replicas: int, *more: str) -> sub
 def run(backend: str, num_workers: int, num_replicas: int, *names: str) -> dict:
     done = launch(backend, num_workers, num_replicas, *names)
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    assert len(lines) == 1, "all workers must end with the same line, which is shown once"
-    return json.loads(lines[0])
+    return read_result(done.stdout)
 
 
 def check_against_plain(backend: str, num_workers: int, num_replicas: int, *names: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.process.results import read_result
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("tensorflow_loops.py")
@@ -56,9 +57,7 @@ def run(num_workers: int, num_replicas: int, *words: str) -> tuple[dict, str]:
         )
     assert done.returncode == 0, done.stderr[-3000:]
     assert ("SIGKILL" in done.stderr) == ("--struck" in words), "a death must happen where it is planned"
-    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    assert len(set(lines)) == 1, "all workers must end with the same line"
-    return json.loads(lines[0]), done.stderr
+    return read_result(done.stdout), done.stderr
 
 
 def test_bits_do_not_depend_on_the_number_of_workers_even_when_one_is_killed():

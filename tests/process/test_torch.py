@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+
+from tests.process.results import read_result
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 HERE = Path(__file__).parent
@@ -70,9 +71,7 @@ def run(num_workers: int, num_replicas: int, *names: str, script: Path = USUAL) 
             [sys.executable, *words], capture_output=True, text=True, timeout=170, cwd=directory, env=environment
         )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    assert len(lines) == 1, "all workers must end with the same line, which is shown once"
-    return json.loads(lines[0])
+    return read_result(done.stdout)
 
 
 @pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow), 4])

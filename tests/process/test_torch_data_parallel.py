@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from torch import nn
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.splitting import Splitting
 from tests.conftest import run_workers
+from tests.process.results import read_result
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 SCRIPT = Path(__file__).parent / "torch_data_parallel.py"
@@ -30,8 +30,7 @@ def run(num_devices: int) -> dict:
             [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=110, cwd=directory
         )
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]  # the same on all workers
-    return json.loads(line.removeprefix("RESULT "))
+    return read_result(done.stdout)
 
 
 @pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 3])

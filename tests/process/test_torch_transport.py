@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.process.results import read_result
 from tests.process.scripts import DUOKA_RUN, Ended, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
@@ -21,6 +22,7 @@ TRAIN = f"""
     import json, sys
     sys.path.insert(0, {SCENARIOS!r})
     import duoka
+    from results import print_result
     from torch_scenarios import SCENARIOS, describe
 
     exact = json.loads(sys.argv[1])
@@ -28,13 +30,14 @@ TRAIN = f"""
     for name in sys.argv[2:]:
         strategy = duoka.Mirrored(devices=2, exact=exact)
         results[name] = describe(*SCENARIOS[name](strategy))
-    print("RESULT " + json.dumps(results))
+    print_result(results)
 """
 
 TRAIN_AND_DIE = f"""
     import json, os, signal, sys
     sys.path.insert(0, {SCENARIOS!r})
     import duoka
+    from results import print_result
     from torch_scenarios import SCENARIOS, describe
 
     strategy = duoka.Mirrored(devices=3, replicas=4, exact=True, log_placement=True, deadline_s=20)
@@ -46,7 +49,7 @@ TRAIN_AND_DIE = f"""
             os.kill(os.getpid(), signal.SIGKILL)
 
     control.moment = maybe_die
-    print("RESULT " + json.dumps({{"sgd": describe(*SCENARIOS["sgd"](strategy))}}))
+    print_result({{"sgd": describe(*SCENARIOS["sgd"](strategy))}})
 """
 
 
@@ -56,9 +59,7 @@ def run(directory: Path, source: str, *words: str, timeout_s: float = 60, **opti
 
 def results_of(ended: Ended) -> dict:
     assert ended.code == 0, ended.err
-    lines = [line.partition("RESULT ")[2] for line in ended.out.splitlines() if "RESULT " in line]
-    assert len(lines) == 1, "all workers must end with the same line, which is shown once"
-    return json.loads(lines[0])
+    return read_result(ended.out)
 
 
 def train(directory: Path, num_workers: int, exact: bool | None, *names: str, env: dict[str, str]) -> Ended:

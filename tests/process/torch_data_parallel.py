@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import torch
 import torch.nn.functional as F
+from results import print_result
 from torch import nn
 
 torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def main() -> None:
     for make in (usual, contrastive, nested_inputs_and_two_passes, evaluated):
         state = {k.removeprefix("module."): v.double().tolist() for k, v in make().state_dict().items()}
         results[make.__name__] = state
-    print("RESULT " + json.dumps(results), flush=True)
+    print_result(results)
 
 
 if __name__ == "__main__":

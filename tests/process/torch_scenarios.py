@@ -8,12 +8,12 @@ Without `duoka run`, --plain trains each scenario in the ordinary way, on one de
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from results import print_result
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -272,7 +272,7 @@ def main(scenarios: dict[str, Callable], options: dict[str, dict] | None = None)
 
             strategy = duoka.Mirrored(devices=2, **(options or {}).get(name, {}))
         results[name] = describe(*scenarios[name](strategy))
-    print("RESULT " + json.dumps(results), flush=True)
+    print_result(results)
 
 
 if __name__ == "__main__":

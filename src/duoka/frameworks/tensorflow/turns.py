@@ -176,7 +176,8 @@ class Turns:
         return [
             np.array([replica, rows.start, rows.stop], np.int64),
             np.array([factor, self._total_rows], np.float64),
-            *(seed if replica == NOBODY else state_of_replica(seed, replica) for seed in self._seeds),
+            # Copies: TensorFlow may take the memory over as a variable's, and draw from it in place.
+            *(np.array(seed if replica == NOBODY else state_of_replica(seed, replica)) for seed in self._seeds),
         ]
 
     def _read(self, replica: int, contents: Contents, arrays: Sequence[Array]) -> tuple[Outcome, list[Array]]:
