@@ -276,6 +276,25 @@ def results_of_all_kinds(strategy):
 
 
 @scenario
+def text_beside_numbers(strategy):
+    """In batches and in results, eager and in a graph."""
+    words = [f"word {number}" for number in range(13)]
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(13.0, dtype="float32"), words)).batch(5)
+
+    def count_letters(batch):
+        x, text = batch
+        return tf.reduce_mean(x), tf.strings.length(text)
+
+    numbers = []
+    for run in (strategy.run, tf.function(strategy.run, reduce_retracing=True)):
+        for batch in strategy.distribute_dataset(dataset):
+            mean, letters = run(count_letters, args=(batch,))
+            numbers.append(float(strategy.reduce("mean", mean)))
+            numbers += np.ravel(letters if isinstance(strategy, Plain) else strategy.gather(letters, axis=0)).tolist()
+    return describe([], numbers)
+
+
+@scenario
 def a_plain_batch_and_a_function_of_tensorflow(strategy):
     """As the articles do it: a raw batch to `experimental_run_v2`, and a tf.function that is run outside of graphs."""
     model, optimizer = network(), keras.optimizers.SGD(0.1)

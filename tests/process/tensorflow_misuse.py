@@ -74,6 +74,7 @@ MISTAKES = {
     "no reduction": lambda: strategy.reduce("max", strategy.run(loss_of, args=(batch,))),
     "axis of a number": lambda: strategy.reduce("sum", strategy.run(loss_of, args=(batch,)), axis=0),
     "shapes differ": of_different_shapes,
+    "gather text": lambda: strategy.gather(strategy.run(lambda x: tf.strings.as_string(x), args=(batch,))),
     "average of a number": lambda: strategy.run(lambda x: strategy.average_loss(loss_of(x)), args=(batch,)),
     "average outside": lambda: strategy.average_loss(tf.constant([1.0, 2.0])),
     "context outside": duoka.tensorflow.get_replica_context,

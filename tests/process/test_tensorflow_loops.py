@@ -25,6 +25,7 @@ NUMBERS = (
     "a_batch_of_one",
     "variables_of_ones_own",
     "results_of_all_kinds",
+    "text_beside_numbers",
     "a_plain_batch_and_a_function_of_tensorflow",
     "a_loop_inside_the_graph",
     "models_of_many_shapes",
@@ -37,6 +38,7 @@ SOME = (
     "a_batch_of_one",
     "variables_of_ones_own",
     "results_of_all_kinds",
+    "text_beside_numbers",
     "a_plain_batch_and_a_function_of_tensorflow",
     "a_death",
 )

@@ -27,6 +27,7 @@ TOLD = {
     "no reduction": "'max' is no reduction",
     "axis of a number": "which has no axis",
     "shapes differ": "different shapes",
+    "gather text": "cannot be sent to other workers",
     "average of a number": "was given one number",
     "average outside": "There is no replica here",
     "context outside": "There is no replica here",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from duoka.errors import MismatchError
 
 Array = NDArray[Any]
+_NO_NUMBERS = ("string", "variant", "resource")  # of TensorFlow: asked for the memory of text, it ends the process
 
 
 def as_array(value: Any) -> Array:
@@ -26,6 +27,11 @@ def as_array(value: Any) -> Array:
         value = value.read_value()
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         return _read_bfloat16(value)
+    if getattr(getattr(value, "dtype", None), "name", "") in _NO_NUMBERS:
+        raise MismatchError(
+            f"A {type(value).__name__} of type {value.dtype.name} cannot be read as an array of numbers.",
+            do="leave it out, or turn it into numbers first: tf.keras.layers.StringLookup, tf.strings.to_number.",
+        )
     for convert in (np.from_dlpack, memoryview, np.asarray):
         # Each knows types that the others do not: DLPack no strings, buffers no bfloat16.
         try:

@@ -198,6 +198,7 @@ class Loop:
 
     def _reduce_parts(self, is_mean: bool, value: LocalParts, axis: int | None) -> Any:
         """Each replica's part by itself, then over all in tree order: the bits do not depend on who has which."""
+        _refuse_text(value)
         shape = list(value.joined.shape)
         if axis is not None:
             axis = axis if axis >= 0 else axis + len(shape)
@@ -265,6 +266,7 @@ class Loop:
             raise MismatchError(
                 f"strategy.gather was given a {type(value).__name__}.", do="give it what strategy.run has returned."
             )
+        _refuse_text(value)
 
         def gather(joined: Array, lengths: Array, replicas: Array) -> Array:
             parts = np.split(joined, np.cumsum(lengths)[:-1])
@@ -319,6 +321,15 @@ def _check_call(function: Any, args: Any, kwargs: Any) -> None:
         )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise MismatchError(f"strategy.run was given a {type(kwargs).__name__} as kwargs.", do="give a dictionary.")
+
+
+def _refuse_text(value: LocalParts) -> None:
+    if value.joined.dtype == tf.string:
+        raise MismatchError(
+            "Text that strategy.run has returned cannot be sent to other workers.",
+            why="they exchange numbers.",
+            do="return numbers, or read this worker's part with strategy.experimental_local_results.",
+        )
 
 
 def _name_of(function: Any) -> str:
