@@ -172,6 +172,22 @@ def losses_of_all_kinds(strategy):
     }
 
 
+@scenario
+def weights_of_rows(strategy):
+    """One for each row, as (n) or as (n, 1)."""
+    weights = np.linspace(0.5, 2, 13, dtype="float32")
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(13.0, dtype="float32"), weights)).batch(5)
+
+    def losses(batch):
+        x, weight = batch
+        if isinstance(strategy, Plain):
+            return [strategy.average_loss(x * weight)] * 2
+        return [tf.nn.compute_average_loss(x, sample_weight=given) for given in (weight, weight[:, tf.newaxis])]
+
+    results = [strategy.run(losses, args=(batch,)) for batch in strategy.distribute_dataset(dataset)]
+    return describe([], [float(strategy.reduce("sum", loss)) for result in results for loss in result])
+
+
 def average(strategy, losses, size=None):
     if isinstance(strategy, Plain):
         return strategy.average_loss(losses, size)

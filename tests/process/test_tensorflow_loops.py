@@ -21,6 +21,7 @@ NOISY = ("everything_at_once", "everything_eagerly", "a_death")
 NUMBERS = (
     "two_hundred_steps",
     "losses_of_all_kinds",
+    "weights_of_rows",
     "an_optimizer_of_v1",
     "a_batch_of_one",
     "variables_of_ones_own",
@@ -36,6 +37,7 @@ ALL = (*NOISY, *NUMBERS)
 SOME = (
     "everything_at_once",
     "a_batch_of_one",
+    "weights_of_rows",
     "variables_of_ones_own",
     "results_of_all_kinds",
     "text_beside_numbers",

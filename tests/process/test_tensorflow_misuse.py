@@ -29,6 +29,7 @@ TOLD = {
     "shapes differ": "different shapes",
     "gather text": "cannot be sent to other workers",
     "average of a number": "was given one number",
+    "weights of columns": "give one weight for each row",
     "average outside": "There is no replica here",
     "context outside": "There is no replica here",
     "a result again": "what another strategy.run has returned",

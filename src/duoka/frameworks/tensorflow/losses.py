@@ -69,6 +69,14 @@ def weigh_rows(per_example_loss: Any, sample_weight: Any) -> Any:
     if sample_weight is None:
         return losses
     weight = tf.cast(tf.convert_to_tensor(sample_weight), losses.dtype)
+    if weight.shape.rank == losses.shape.rank + 1 and weight.shape[-1] in (1, None):
+        weight = tf.squeeze(weight, -1)  # as TensorFlow does: (n, 1) times (n) would be (n, n)
+    if weight.shape.rank > losses.shape.rank:
+        raise MismatchError(
+            f"average_loss was given losses of shape {losses.shape} and sample_weight of shape {weight.shape}.",
+            why="a loss has one weight, and these would be several.",
+            do="give one weight for each row.",
+        )
     while weight.shape.rank < losses.shape.rank:
         weight = tf.expand_dims(weight, -1)
     return losses * weight
