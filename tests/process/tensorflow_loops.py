@@ -205,6 +205,35 @@ def an_optimizer_of_v1(strategy):
 
 
 @scenario
+def learning_rates_that_a_step_moves(strategy):
+    """After the update, so that the next one sees it: a counter of v1, and an assignment; eager and in a graph."""
+    weights, numbers = [], []
+    for is_eager in (True, False):
+        weight, count = tf.Variable(tf.ones((6, 1))), tf.Variable(0, trainable=False, dtype=tf.int64)
+        of_v1 = tf.compat.v1.train.GradientDescentOptimizer(lambda count=count: 0.1 * 0.5 ** tf.cast(count, tf.float32))
+        of_keras = keras.optimizers.SGD(0.1)
+
+        def train_step(batch, weight=weight, count=count, of_v1=of_v1, of_keras=of_keras):
+            x, _, _ = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight - 1) ** 2)
+            gradient = tape.gradient(loss, weight)
+            of_v1.apply_gradients([(gradient, weight)], global_step=count)
+            of_keras.apply([gradient], [weight])
+            of_keras.learning_rate.assign(of_keras.learning_rate * 0.5)
+            return loss, count.value()
+
+        def step(batch, train_step=train_step):
+            return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+        step = step if is_eager else tf.function(step, reduce_retracing=True)
+        for batch in strategy.distribute_dataset(batches(rows=41)):
+            numbers += map(float, step(batch))
+        weights += [weight, count, of_keras.learning_rate]
+    return describe(weights, numbers)
+
+
+@scenario
 def a_batch_of_one(strategy):
     """Fewer rows than replicas: some have none."""
     model, optimizer = network(), keras.optimizers.SGD(0.1)

@@ -23,6 +23,7 @@ NUMBERS = (
     "losses_of_all_kinds",
     "weights_of_rows",
     "an_optimizer_of_v1",
+    "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "variables_of_ones_own",
     "results_of_all_kinds",
@@ -36,6 +37,7 @@ ALL = (*NOISY, *NUMBERS)
 # What `make test` has time for; `make test-full` runs all.
 SOME = (
     "everything_at_once",
+    "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "weights_of_rows",
     "variables_of_ones_own",

@@ -60,12 +60,16 @@ class EagerRun:
     ) -> Step:
         replica, start, stop = (int(number) for number in position)
         watched, touched = Watched(self._middle.exchange if self._middle else None), dict[int, Any]()
+        earlier, later = dict[int, Any](), dict[int, Any]()  # written to before the first update, and after it
         losses = Losses(*map(float, factors))
         context = ReplicaContext(self._strategy, tf.constant(replica, tf.int32), losses, self._middle)
 
         def see(variable: Any) -> None:
-            if id(variable) in touched or watched.is_updating or not tf.executing_eagerly():
+            if watched.is_updating or not tf.executing_eagerly():
                 return  # a graph in the step is looked at when it is called
+            (later if watched.updates else earlier)[id(variable)] = variable
+            if id(variable) in touched:
+                return
             touched[id(variable)] = variable
             if id(variable) not in self._before:
                 self._before[id(variable)] = variable, tf.identity(variable)
@@ -93,16 +97,23 @@ class EagerRun:
                 outputs = Outputs(self._call(function, args, kwargs))
             try:
                 watched.refuse_reads()
+                if self._middle is None:
+                    watched.refuse_two_writes(earlier.values(), later.values())
             except NeedsMiddle:
                 self._agree(distinct([*self._known, *trained_by(watched.updates)]))
                 raise
-            pairs = [(variable, merge_of(variable, is_seed=key in self._seeds)) for key, variable in touched.items()]
+            counted = watched.counted_ids
+            pairs = [
+                (variable, merge_of(variable, is_seed=key in self._seeds, is_counted=key in counted))
+                for key, variable in touched.items()
+            ]
             for variable, merge in pairs:
                 if merge is Merge.MEAN and variable.trainable:
                     self._tell(say_written(variable, name))
             seeds = [variable for key, variable in touched.items() if key in self._seeds]
+            late = list(later.values())
             is_updated = self._middle is not None
-            step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse, is_updated=is_updated)
+            step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse, later=late, is_updated=is_updated)
             self._after = {key: np.array(variable) for key, variable in touched.items()}
         finally:
             for key in touched:
@@ -138,9 +149,7 @@ class EagerRun:
         slices = flat[len(total.flats) : len(total.flats) + 2 * len(total.slices)]
         others = flat[len(total.flats) + len(slices) :][: len(total.others)]
         *rest, replicas, rows = flat[len(total.flats) + len(slices) + len(others) :]
-        parts = total.parts(flat[: len(total.flats)], tf.reshape, tf.cast)
-        step.merge(parts, others)
-        step.update(parts[0], slices)
+        step.conclude(total.parts(flat[: len(total.flats)], tf.reshape, tf.cast), others, slices)
         num_numbers = 3 * len(result.scalars)
         return step.results(rest[:num_numbers], rest[num_numbers:], replicas, rows)
 

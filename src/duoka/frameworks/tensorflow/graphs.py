@@ -29,14 +29,16 @@ _CALLS = {
 }
 
 
-def walk(graph: Any, outside: dict[int, Any] | None = None, since: int = 0) -> Iterator[tuple[Any, list[Any]]]:
+def walk(
+    graph: Any, outside: dict[int, Any] | None = None, since: int = 0, until: int | None = None
+) -> Iterator[tuple[Any, list[Any]]]:
     """Operations in the order of the text, and what each of their inputs is outside of the graph, or None.
 
-    `since` leaves out the first ones of the outermost graph.
+    `since` and `until` are places in the outermost graph.
     """
     if outside is None:
         outside = {id(internal): external for external, internal in graph.captures}
-    for operation in graph.get_operations()[since:]:
+    for operation in graph.get_operations()[since:until]:
         inputs = [outside.get(id(given)) for given in operation.inputs]
         yield operation, inputs
         attributes, skipped = _CALLS.get(operation.type.removeprefix("Stateless"), ((), 0))
@@ -69,11 +71,11 @@ def variables_of(graph: Any) -> list[Any]:
     return [by_handle[id(external)] for external, _ in graph.captures if id(external) in by_handle]
 
 
-def written_by(graph: Any) -> list[Any]:
+def written_by(graph: Any, since: int = 0, until: int | None = None) -> list[Any]:
     """The variables that are written to, in the order of the text."""
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     found: dict[int, Any] = {}
-    for operation, outside in walk(graph):
+    for operation, outside in walk(graph, since=since, until=until):
         if is_write(operation) and outside and outside[0] is not None and id(outside[0]) in by_handle:
             variable = by_handle[id(outside[0])]
             found[id(variable)] = variable

@@ -90,7 +90,7 @@ class GraphRun:
             with watched.watching(context):
                 outputs = Outputs(function(*args, **kwargs))
             returned[:] = [outputs]
-            step = self._step(name, watched, [], [], outputs)
+            step = self._step(name, watched, [], [], [], outputs)
             return [*step.gradients, *outputs.numbers, *outputs.arrays]
 
         specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in arguments.rows]
@@ -98,18 +98,25 @@ class GraphRun:
         compiled = tf.function(traced, input_signature=signature, autograph=False, jit_compile=jit_compile)
         body = compiled.get_concrete_function()
         graph = body.graph
-        if self._middle is None:
+        later: list[Any] = []
+        if self._middle is None and watched.updates:
             _refuse_reads(graph, watched)
+            later = written_by(graph, since=watched.first_update_at)
+            watched.refuse_two_writes(written_by(graph, until=watched.first_update_at), later)
         trained = {id(variable) for variable in trained_by(watched.updates)} if self._middle else set()
         written = [variable for variable in written_by(graph) if id(variable) not in trained]
         seeds = [variable for variable in written if id(variable) in watched.generators or is_seed(variable)]
         if any(is_stateful_random(operation) for operation, _ in walk(graph)):
             self._tell(say_random(name))
         seed_ids = {id(seed) for seed in seeds}
-        pairs = [(variable, merge_of(variable, is_seed=id(variable) in seed_ids)) for variable in written]
+        counted = watched.counted_ids
+        pairs = [
+            (variable, merge_of(variable, is_seed=id(variable) in seed_ids, is_counted=id(variable) in counted))
+            for variable in written
+        ]
         self._name_doubtful(name, graph, pairs)
         self._owners.append(compiled)  # a graph lives no longer than its function
-        return body, self._step(name, watched, pairs, seeds, returned[0])
+        return body, self._step(name, watched, pairs, seeds, later, returned[0])
 
     def _name_doubtful(self, name: str, graph: Any, written: Sequence[tuple[Any, Merge]]) -> None:
         added_to = {id(variable) for variable in only_added_to(graph)}
@@ -122,8 +129,9 @@ class GraphRun:
             if merge is Merge.MEAN and variable.trainable:
                 self._tell(say_written(variable, name))
 
-    def _step(self, name: str, watched: Watched, written: Any, seeds: Any, outputs: Outputs) -> Step:
-        return Step(name, watched.updates, written, seeds, outputs, _is_sparse, is_updated=self._middle is not None)
+    def _step(self, name: str, watched: Watched, written: Any, seeds: Any, later: Any, outputs: Outputs) -> Step:
+        is_updated = self._middle is not None
+        return Step(name, watched.updates, written, seeds, outputs, _is_sparse, later=later, is_updated=is_updated)
 
     def _compute(
         self, body: Any, step: Step, arguments: Arguments, before: dict[int, Any], given: Sequence[Any], needs: Any
@@ -173,11 +181,9 @@ class GraphRun:
         other = [next(results) for _ in others]
         number = [next(results) for _ in numbers]
         array = [next(results) for _ in arrays]
-        for variable in step.sums:
+        for variable in step.set_back:
             variable.assign(before[id(variable)])
-        parts = total.parts(flat, tf.reshape, tf.cast)
-        step.merge(parts, other)
-        step.update(parts[0], slices)
+        step.conclude(total.parts(flat, tf.reshape, tf.cast), other, slices)
         return step.results(number, array, *results)
 
 
@@ -201,8 +207,6 @@ def is_seed(variable: Any) -> bool:
 def _refuse_reads(graph: Any, watched: Watched) -> None:
     """After an update its variables have new values; here they get them at the end, so nobody may look before."""
     trained = {id(raw(variable).handle) for update in watched.updates for variable in update.variables}
-    if not watched.updates:
-        return
     for operation, outside in walk(graph, since=watched.first_update_at):
         is_used = is_read(operation) or is_write(operation)
         if is_used and any(id(handle) in trained for handle in outside if handle is not None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,10 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from duoka.frameworks.replacing import definitions, replacing
+from duoka.frameworks.tensorflow.variables import raw
 
-# What is to happen instead of an update: the optimizer's own method, the optimizer, gradients, variables.
-Instead = Callable[[Callable[..., Any], Any, list[Any], list[Any]], Any]
+# What is to happen instead of an update: it is given the update, and the optimizer's own method.
+Instead = Callable[["Update", Callable[[Sequence[Any]], Any]], Any]
 
 
 @dataclass
@@ -23,13 +24,14 @@ class Update:
     optimizer: Any
     gradients: list[Any]
     variables: list[Any]
+    global_step: Any = None  # a variable that the optimizer counts its updates in, of `tf.compat.v1.train`
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """With the gradients of all replicas."""
         if isinstance(self.optimizer, BaseOptimizer):
             self.optimizer.apply(list(gradients), self.variables)
         else:
-            self.optimizer.apply_gradients(list(zip(gradients, self.variables, strict=True)))
+            self.optimizer.apply_gradients(list(zip(gradients, self.variables, strict=True)), self.global_step)
 
 
 @contextmanager
@@ -37,11 +39,11 @@ def watching_updates(instead: Instead) -> Iterator[None]:
     """Around one run, or one tracing, of a step. What an optimizer's update calls itself is its own business."""
     is_inside = False
 
-    def call(original: Callable[..., Any], optimizer: Any, gradients: Iterable[Any], variables: Iterable[Any]) -> Any:
+    def call(update: Update, apply: Callable[[Sequence[Any]], Any]) -> Any:
         nonlocal is_inside
         is_inside = True
         try:
-            return instead(original, optimizer, list(gradients), list(variables))
+            return instead(update, apply)
         finally:
             is_inside = False
 
@@ -49,8 +51,8 @@ def watching_updates(instead: Instead) -> Iterator[None]:
         def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             if is_inside:
                 return original(optimizer, grads, trainable_variables)
-            known = optimizer._trainable_variables if trainable_variables is None else trainable_variables
-            return call(original, optimizer, grads, known)
+            known = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+            return call(Update(optimizer, list(grads), known), lambda given: original(optimizer, given, known))
 
         return apply
 
@@ -60,12 +62,12 @@ def watching_updates(instead: Instead) -> Iterator[None]:
             if is_inside:
                 return original(optimizer, pairs, global_step, name)
 
-            def apply(optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
-                return original(optimizer, list(zip(gradients, variables, strict=True)), global_step, name)
+            gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
-            result = call(apply, optimizer, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-            if result is None and global_step is not None:
-                global_step.assign_add(1)
+            def apply(given: Sequence[Any]) -> Any:
+                return original(optimizer, list(zip(given, variables, strict=True)), global_step, name)
+
+            result = call(Update(optimizer, gradients, variables, global_step), apply)
             return tf.no_op() if result is None else result
 
         return apply_gradients
@@ -75,3 +77,9 @@ def watching_updates(instead: Instead) -> Iterator[None]:
     old_ones = [(kind, name, make_apply_gradients(method)) for kind, name, method in known]
     with replacing([*keras_s, *old_ones]):
         yield
+
+
+def slots_of(optimizer: Any) -> list[Any]:
+    """The optimizer's own variables, the learning rate of Keras's among them."""
+    variables = optimizer.variables
+    return [raw(variable) for variable in (variables() if callable(variables) else variables)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.randomness import watching_generators
-from duoka.frameworks.tensorflow.recording import Update, watching_updates
+from duoka.frameworks.tensorflow.recording import Update, slots_of, watching_updates
 from duoka.frameworks.tensorflow.variables import raw
 
 _open: list[ReplicaContext] = []  # the step under way, in this process
@@ -86,6 +86,12 @@ class Watched:
         self.first_update_at = 0  # how many operations the graph had
         self._reads: Any = None  # outside of graphs: a tape, which knows what is read after the first update
 
+    @property
+    def counted_ids(self) -> set[int]:
+        """Variables that optimizers count their updates in, when those are held back."""
+        held_back = self.updates if self._exchange is None else []
+        return {id(raw(update.global_step)) for update in held_back if update.global_step is not None}
+
     @contextmanager
     def watching(
         self, context: ReplicaContext, see_generator: Callable[[Any], None] = lambda state: None
@@ -110,6 +116,17 @@ class Watched:
         else:
             self.first_update_at = len(tf.compat.v1.get_default_graph().get_operations())
 
+    def refuse_two_writes(self, earlier: Collection[Any], later: Collection[Any]) -> None:
+        """What an update looks at can have been written before it, or be written after it.
+
+        Of a variable that is, only the last value is exchanged.
+        """
+        late_ids = {id(variable) for variable in later}
+        own = {id(variable) for update in self.updates for variable in slots_of(update.optimizer)}
+        for variable in earlier:
+            if id(variable) in late_ids and id(variable) in own:
+                raise NeedsMiddle(f"it writes to {variable.name} both before and after it applies gradients")
+
     def refuse_reads(self) -> None:
         """After an update its variables have new values; here they get them at the end, so nobody may look before.
 
@@ -131,7 +148,7 @@ class Watched:
         finally:
             tf.distribute.get_replica_context = former
 
-    def _update(self, original: Any, optimizer: Any, gradients: list[Any], variables: list[Any]) -> Any:
+    def _update(self, update: Update, apply: Callable[[Sequence[Any]], Any]) -> Any:
         if self._is_eager and not tf.executing_eagerly():
             raise MismatchError(
                 "The step runs outside of graphs, and calls an optimizer inside of one.",
@@ -143,11 +160,13 @@ class Watched:
                 raise NeedsMiddle("it applies gradients in a branch or a loop of a graph")
             if not self.updates:
                 self._note_first_update()
-        self.updates.append(Update(optimizer, gradients, variables))
+        self.updates.append(update)
         if self._exchange is None:
+            if update.global_step is not None:
+                update.global_step.assign_add(1)  # for the rest of the step; the update will count it for good
             return None
         self.is_updating = True
         try:
-            return original(optimizer, self._exchange(gradients), variables)
+            return apply(self._exchange(update.gradients))
         finally:
             self.is_updating = False

@@ -13,7 +13,7 @@ from duoka.collectives.packing import Kind, Packing
 from duoka.frameworks.exchange.outcome import Total
 from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.tensorflow.outputs import Outputs
-from duoka.frameworks.tensorflow.recording import Update
+from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.turns import Contents
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts
 from duoka.frameworks.tensorflow.variables import Merge, raw
@@ -29,15 +29,21 @@ class Step:
         outputs: Outputs,
         is_sparse: Callable[[Any], bool],
         *,
+        later: Sequence[Any] = (),
         is_updated: bool = False,
     ) -> None:
-        """With `is_updated`, optimizers have done their work already."""
+        """`later` are variables that were written to after the first update.
+
+        With `is_updated`, optimizers have done their work already.
+        """
         self._all_updates, self.outputs = list(updates), outputs
         self.updates = [] if is_updated else self._all_updates
         self.moving = [variable for variable, merge in written if merge is Merge.MEAN]
         self.sums = [variable for variable, merge in written if merge is Merge.SUM]
+        self.counted = [variable for variable, merge in written if merge is Merge.COUNTED]
         seed_ids = {id(seed) for seed in seeds}
         first = [variable for variable, merge in written if merge is Merge.FIRST and id(variable) not in seed_ids]
+        self._late_ids = {id(variable) for variable in later}
         self.seeds = list(seeds)
         self.others = [*first, *self.seeds]
         self._present = [gradient for update in self.updates for gradient in update.gradients if gradient is not None]
@@ -56,7 +62,13 @@ class Step:
 
     @property
     def written(self) -> list[Any]:
-        return [*self.moving, *self.others, *self.sums]
+        return [*self.moving, *self.others, *self.sums, *self.counted]
+
+    @property
+    def set_back(self) -> list[Any]:
+        """To what they were before the step: sums are added to, and optimizers see what is written after them later."""
+        late = [variable for variable in self.written if id(variable) in self._late_ids]
+        return distinct([*self.sums, *self.counted, *late])
 
     @property
     def variables(self) -> list[Any]:
@@ -119,15 +131,25 @@ class Step:
                 like += [([None], "int64"), ([None, *gradient.values.shape[1:]], gradient.values.dtype.name)]
         return like
 
-    def merge(self, parts: Sequence[Sequence[Any]], others: Sequence[Any]) -> None:
+    def conclude(self, parts: Sequence[Sequence[Any]], others: Sequence[Any], slices: Sequence[Any]) -> None:
+        """Merge state and call optimizers, in the order in which the step did: an update sees a learning rate that
+        was set before it, and not the next one, which is set after it.
+        """
+        self._merge(parts, others, is_late=False)
+        self._update(parts[0], slices)
+        self._merge(parts, others, is_late=True)
+
+    def _merge(self, parts: Sequence[Sequence[Any]], others: Sequence[Any], *, is_late: bool) -> None:
         """Give the state that the step has written to what all replicas have made of it."""
         _, moving, _, sums = parts
         for variable, value in [*zip(self.moving, moving, strict=True), *zip(self.others, others, strict=True)]:
-            variable.assign(value)
+            if (id(variable) in self._late_ids) == is_late:
+                variable.assign(value)
         for variable, added in zip(self.sums, sums[: len(self.sums)], strict=True):
-            variable.assign_add(added)
+            if (id(variable) in self._late_ids) == is_late:
+                variable.assign_add(added)
 
-    def update(self, dense: Sequence[Any], slices: Sequence[Any]) -> None:
+    def _update(self, dense: Sequence[Any], slices: Sequence[Any]) -> None:
         """Call the optimizers, in the order in which the step has called them."""
         whole, pairs = iter(dense), iter(zip(slices[::2], slices[1::2], strict=True))
         together = []
@@ -156,13 +178,8 @@ def _kind(dtype: Any, shape: Any) -> Kind:
 def trained_by(updates: Sequence[Update]) -> list[Any]:
     """The variables that optimizers have or will have changed, their own included."""
     trained = [raw(variable) for update in updates for variable in update.variables]
-    return distinct([*trained, *(raw(slot) for update in updates for slot in _slots_of(update.optimizer))])
+    return distinct([*trained, *(slot for update in updates for slot in slots_of(update.optimizer))])
 
 
 def distinct(variables: Sequence[Any]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
-
-
-def _slots_of(optimizer: Any) -> list[Any]:
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)

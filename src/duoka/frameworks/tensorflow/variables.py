@@ -39,10 +39,13 @@ class Merge(Enum):
     MEAN = "mean"  # weighted by rows
     SUM = "sum"  # of what each replica adds
     FIRST = "first"  # replica 0's
+    COUNTED = "counted"  # not at all: an optimizer counts its updates in it
 
 
-def merge_of(variable: Any, *, is_seed: bool = False) -> Merge:
+def merge_of(variable: Any, *, is_seed: bool = False, is_counted: bool = False) -> Merge:
     """As its `aggregation` says. Without one: floats to a mean, as for BatchNorm; anything else is replica 0's."""
+    if is_counted:
+        return Merge.COUNTED
     if is_seed or variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
         return Merge.FIRST
     if variable.aggregation == tf.VariableAggregation.SUM:
