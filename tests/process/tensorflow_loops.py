@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from results import print_result
+from tensorflow.nn import compute_average_loss
 
 import duoka
 import duoka.tensorflow
@@ -159,6 +160,10 @@ def losses_of_all_kinds(strategy):
         "average_of_12": train_with(lambda model, y, z: strategy.average_loss(each_loss(y, z), 12)),
         "tf.nn": train_with(lambda model, y, z: average(strategy, each_loss(y, z))),
         "tf.nn of 12": train_with(lambda model, y, z: average(strategy, each_loss(y, z), 12)),
+        "compat.v2": train_with(
+            lambda model, y, z: average(strategy, each_loss(y, z), function=tf.compat.v2.nn.compute_average_loss)
+        ),
+        "bound early": train_with(lambda model, y, z: average(strategy, each_loss(y, z), 12, compute_average_loss)),
         "keras": train_with(lambda model, y, z: keras_mean(y, z)),
         "raw regulariser": train_with(lambda model, y, z: keras_mean(y, z) + sum(model.losses), is_regular=True),
         "scaled regulariser": train_with(
@@ -182,16 +187,18 @@ def weights_of_rows(strategy):
         x, weight = batch
         if isinstance(strategy, Plain):
             return [strategy.average_loss(x * weight)] * 2
-        return [tf.nn.compute_average_loss(x, sample_weight=given) for given in (weight, weight[:, tf.newaxis])]
+        functions = tf.compat.v2.nn.compute_average_loss, compute_average_loss
+        columns = weight, weight[:, tf.newaxis]
+        return [function(x, sample_weight=column) for function, column in zip(functions, columns, strict=True)]
 
     results = [strategy.run(losses, args=(batch,)) for batch in strategy.distribute_dataset(dataset)]
     return describe([], [float(strategy.reduce("sum", loss)) for result in results for loss in result])
 
 
-def average(strategy, losses, size=None):
+def average(strategy, losses, size=None, function=None):
     if isinstance(strategy, Plain):
         return strategy.average_loss(losses, size)
-    return tf.nn.compute_average_loss(losses, global_batch_size=size)
+    return (function or tf.nn.compute_average_loss)(losses, global_batch_size=size)
 
 
 def scaled(strategy, losses):

@@ -26,6 +26,21 @@ def replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
                 setattr(owner, name, old)
 
 
+@contextmanager
+def replacing_inside(decorated: Any, new: Any) -> Iterator[None]:
+    """What a decorator has wrapped is another function for a while, whatever names the decorated one has by now.
+
+    The decorator's own function holds the wrapped one in a cell, alone.
+    """
+    (cell,) = decorated.__closure__
+    former = cell.cell_contents
+    cell.cell_contents = new
+    try:
+        yield
+    finally:
+        cell.cell_contents = former
+
+
 def definitions(base: type, names: Sequence[str]) -> list[tuple[type, str, Any]]:
     """Where a class, or one below it, defines a method of these names; and the method."""
     return [(kind, name, vars(kind)[name]) for kind in _with_subclasses(base) for name in names if name in vars(kind)]

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from duoka.errors import MismatchError
+from duoka.frameworks.replacing import replacing_inside
 
 
 class Losses:
@@ -43,19 +44,21 @@ class Losses:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """`tf.nn.compute_average_loss` and `tf.nn.scale_regularization_loss` know the true global batch meanwhile."""
-        former = tf.nn.compute_average_loss, tf.nn.scale_regularization_loss
+        """`tf.nn.compute_average_loss` and `tf.nn.scale_regularization_loss` know the true global batch meanwhile.
+
+        By whatever name: `tf.compat.v2.nn` has them too, and scripts bind them when they import them.
+        """
 
         def compute_average_loss(
             per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
         ) -> Any:
             return self.average(per_example_loss, sample_weight, global_batch_size)
 
-        tf.nn.compute_average_loss, tf.nn.scale_regularization_loss = compute_average_loss, self.scale
-        try:
+        with (
+            replacing_inside(tf.nn.compute_average_loss, compute_average_loss),
+            replacing_inside(tf.nn.scale_regularization_loss, self.scale),
+        ):
             yield
-        finally:
-            tf.nn.compute_average_loss, tf.nn.scale_regularization_loss = former
 
 
 def weigh_rows(per_example_loss: Any, sample_weight: Any) -> Any:
