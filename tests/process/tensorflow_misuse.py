@@ -50,6 +50,11 @@ def of_different_shapes():
     return strategy.reduce("sum", strategy.run(lambda x: x, args=(batch,)))
 
 
+@tf.function
+def average_inside(x):
+    return tf.nn.compute_average_loss(x[:, 0])
+
+
 def told(mistake):
     try:
         mistake()
@@ -77,6 +82,8 @@ MISTAKES = {
     "gather text": lambda: strategy.gather(strategy.run(lambda x: tf.strings.as_string(x), args=(batch,))),
     "average of a number": lambda: strategy.run(lambda x: strategy.average_loss(loss_of(x)), args=(batch,)),
     "weights of columns": lambda: strategy.run(lambda x: tf.nn.compute_average_loss(x[:, 0], x), args=(batch,)),
+    "average in a function": lambda: strategy.run(lambda x: average_inside(x), args=(batch,)),
+    "average in a function in a graph": lambda: tf.function(strategy.run)(lambda x: average_inside(x), args=(batch,)),
     "average outside": lambda: strategy.average_loss(tf.constant([1.0, 2.0])),
     "context outside": duoka.tensorflow.get_replica_context,
     "a result again": lambda: strategy.run(loss_of, args=(strategy.run(loss_of, args=(batch,)),)),

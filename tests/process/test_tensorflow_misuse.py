@@ -30,6 +30,8 @@ TOLD = {
     "gather text": "cannot be sent to other workers",
     "average of a number": "was given one number",
     "weights of columns": "give one weight for each row",
+    "average in a function": "inside a tf.function that the step calls",
+    "average in a function in a graph": "inside a tf.function that the step calls",
     "average outside": "There is no replica here",
     "context outside": "There is no replica here",
     "a result again": "what another strategy.run has returned",

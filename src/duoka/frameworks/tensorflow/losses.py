@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from duoka.errors import MismatchError
 from duoka.frameworks.replacing import replacing_inside
@@ -21,6 +22,7 @@ class Losses:
 
     def __init__(self, factor: Any, total_rows: Any) -> None:
         self._factor, self._total_rows = factor, total_rows
+        self._graph = _graph_here()
 
     def average(self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
         """The sum over these rows by the rows of the global batch, or by the size that is given."""
@@ -34,6 +36,7 @@ class Losses:
         return self._keep_value(loss / tf.cast(self._factor, loss.dtype))
 
     def _keep_value(self, value: Any) -> Any:
+        self._refuse_inner_function()
         factor = tf.cast(self._factor, value.dtype)
 
         @tf.custom_gradient
@@ -41,6 +44,18 @@ class Losses:
             return tf.identity(value), lambda upstream: upstream * factor
 
         return keep(value)
+
+    def _refuse_inner_function(self) -> None:
+        """A function keeps its trace, and the factors of this replica in it: another would compute with them."""
+        graph = _graph_here()
+        while graph is not self._graph:
+            if not isinstance(graph, ControlFlowFuncGraph):
+                raise MismatchError(
+                    "An average or scaled loss is computed inside a tf.function that the step calls.",
+                    why="TensorFlow keeps that function as it was traced, with the rows of one replica and one batch.",
+                    do="leave @tf.function away from it, and give the whole step to strategy.run as a tf.function.",
+                )
+            graph = graph.outer_graph
 
     @contextmanager
     def patched(self) -> Iterator[None]:
@@ -59,6 +74,10 @@ class Losses:
             replacing_inside(tf.nn.scale_regularization_loss, self.scale),
         ):
             yield
+
+
+def _graph_here() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def weigh_rows(per_example_loss: Any, sample_weight: Any) -> Any:
