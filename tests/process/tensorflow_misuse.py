@@ -100,6 +100,18 @@ def noisy_in_graph(x):
     return loss_of(x) + tf.random.normal([])
 
 
+def make_counter(name, is_eager):
+    """Without an aggregation: what becomes of them must be said."""
+    total, rows = tf.Variable(0.0, trainable=False, name=f"{name}_total"), tf.Variable(0, name=f"{name}_rows")
+
+    def count(x):
+        total.assign_add(tf.reduce_sum(x))
+        rows.assign_add(tf.shape(x)[0])
+
+    count.__name__ = name
+    return count if is_eager else tf.function(count)
+
+
 def main():
     found = {name: told(mistake) for name, mistake in MISTAKES.items()}
     # And after all of them everything works.
@@ -107,6 +119,9 @@ def main():
     found["expected"] = float(loss_of(batch))
     for step in (noisy_in_eager, tf.function(noisy_in_graph)):
         strategy.run(step, args=(batch,))
+    for step in (make_counter("counts_eagerly", True), make_counter("counts_in_graph", False)):
+        for _ in range(2):
+            strategy.run(step, args=(batch,))
     print("FOUND " + json.dumps(found), flush=True)
 
 

@@ -89,6 +89,12 @@ def test_steps_that_draw_from_no_generator_are_named_once(found):
         assert found["said"].count(f"{name} draws from tf.random") == 1
 
 
+def test_counters_without_an_aggregation_are_named_once(found):
+    for name in ("counts_eagerly", "counts_in_graph"):
+        assert found["said"].count(f"{name} adds to {name}_total:0, which has no aggregation") == 1
+        assert found["said"].count(f"and replica 0's count: among {name}_rows:0") == 1
+
+
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
     going.wait_for("asleep", timeout_s=90)

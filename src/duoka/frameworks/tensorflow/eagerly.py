@@ -20,7 +20,14 @@ from duoka.frameworks.tensorflow.randomness import say_random, state_of_replica,
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Turns
-from duoka.frameworks.tensorflow.variables import Merge, merge_of, say_written, watching_writes
+from duoka.frameworks.tensorflow.variables import (
+    Merge,
+    is_doubtful_sum,
+    merge_of,
+    say_summed,
+    say_written,
+    watching_writes,
+)
 
 
 class EagerRun:
@@ -78,6 +85,10 @@ class EagerRun:
             if id(variable) in self._seeds:
                 variable.assign(state_of_replica(self._before[id(variable)][1].numpy(), replica))
 
+        def see_sum(variable: Any) -> None:
+            if not watched.is_updating and tf.executing_eagerly() and is_doubtful_sum(variable):
+                self._tell(say_summed(variable, name))
+
         def see_generator(state: Any) -> None:
             self._seeds[id(state)] = state
             see(state)
@@ -90,7 +101,7 @@ class EagerRun:
 
         try:
             with (
-                watching_writes(see),
+                watching_writes(see, see_sum),
                 watching_random_operations(see_random),
                 watched.watching(context, see_generator),
             ):

@@ -97,6 +97,25 @@ def only_added_to(graph: Any) -> list[Any]:
     return [variable for key, variable in found.items() if key not in others]
 
 
+def summing_up(graph: Any) -> list[Any]:
+    """Those that something is added to which is no constant: maybe rows, or losses, are counted."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    found: dict[int, Any] = {}
+    for operation, outside in walk(graph):
+        if outside and outside[0] is not None and id(outside[0]) in by_handle and _adds_more_than_a_constant(operation):
+            found[id(outside[0])] = by_handle[id(outside[0])]
+    return list(found.values())
+
+
+def _adds_more_than_a_constant(write: Any) -> bool:
+    if write.type == "AssignAddVariableOp":
+        return bool(_behind_casts(write.inputs[1].op).type != "Const")
+    if write.type != "AssignVariableOp" or not _is_addition(write):
+        return False
+    value = _behind_casts(write.inputs[1].op)
+    return value.type != "Sub" and all(_behind_casts(term.op).type != "Const" for term in value.inputs)
+
+
 def _is_addition(write: Any) -> bool:
     if write.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
         return True

@@ -20,6 +20,7 @@ from duoka.frameworks.tensorflow.graphs import (
     is_stateful_random,
     is_write,
     only_added_to,
+    summing_up,
     variables_of,
     walk,
     written_by,
@@ -31,7 +32,7 @@ from duoka.frameworks.tensorflow.randomness import say_random
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
-from duoka.frameworks.tensorflow.variables import Merge, merge_of, raw, say_written
+from duoka.frameworks.tensorflow.variables import Merge, is_doubtful_sum, merge_of, raw, say_summed, say_written
 
 _NEEDS = [([3], "int64"), ([2], "float64")]  # of a replica: its number and rows, its factors
 
@@ -120,6 +121,7 @@ class GraphRun:
 
     def _name_doubtful(self, name: str, graph: Any, written: Sequence[tuple[Any, Merge]]) -> None:
         added_to = {id(variable) for variable in only_added_to(graph)}
+        summed = {id(variable) for variable in summing_up(graph)}
         for variable, merge in written:
             if merge is Merge.SUM and id(variable) not in added_to:
                 self._tell(
@@ -128,6 +130,8 @@ class GraphRun:
                 )
             if merge is Merge.MEAN and variable.trainable:
                 self._tell(say_written(variable, name))
+            if id(variable) in summed and is_doubtful_sum(variable):
+                self._tell(say_summed(variable, name))
 
     def _step(self, name: str, watched: Watched, written: Any, seeds: Any, later: Any, outputs: Outputs) -> Step:
         is_updated = self._middle is not None

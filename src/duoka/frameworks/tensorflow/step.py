@@ -16,7 +16,7 @@ from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.turns import Contents
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts
-from duoka.frameworks.tensorflow.variables import Merge, raw
+from duoka.frameworks.tensorflow.variables import Merge, is_undeclared, raw
 
 
 class Step:
@@ -43,6 +43,7 @@ class Step:
         self.counted = [variable for variable, merge in written if merge is Merge.COUNTED]
         seed_ids = {id(seed) for seed in seeds}
         first = [variable for variable, merge in written if merge is Merge.FIRST and id(variable) not in seed_ids]
+        first.sort(key=lambda variable: not is_undeclared(variable))
         self._late_ids = {id(variable) for variable in later}
         self.seeds = list(seeds)
         self.others = [*first, *self.seeds]
@@ -54,7 +55,7 @@ class Step:
             tuple(self._is_sparse),
             len(self.moving),
             len(self.others),
-            len(self.seeds),
+            tuple(variable.name for variable in first if is_undeclared(variable)),
             len(self.sums),
             len(outputs.numbers),
             len(outputs.arrays),

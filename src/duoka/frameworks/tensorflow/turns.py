@@ -36,7 +36,7 @@ class Contents:
     is_sparse: tuple[bool, ...]  # gradients: those that are slices are two arrays
     num_moving: int
     num_others: int
-    num_seeds: int  # the last ones of the others
+    counters: tuple[str, ...]  # the first ones of the others, of which nobody has said that replica 0's count
     num_sums: int
     num_scalars: int
     num_parts: int
@@ -101,8 +101,8 @@ class Turns:
         assert self._exchange is not None
         if num_rows:
             self._transfer.write(self._exchange, replica, outcome, num_rows)
-            seedless = outcome.others[: len(outcome.others) - contents.num_seeds]
-            self._exchange.deposit(replica, Note(self._data, rate, digest_of(seedless)).pack())
+            counters = outcome.others[: len(contents.counters)]
+            self._exchange.deposit(replica, Note(self._data, rate, digest_of(counters)).pack())
             self._parts[replica] = parts
         else:
             self._leave_out(replica)
@@ -119,10 +119,17 @@ class Turns:
                 self._leave_out(replica)
             if self._exchange.commit():
                 break
-        compare(self._exchange.notes, self._progress.step, self._tell)
+        compare(self._exchange.notes, self._progress.step, self._tell_of_counters)
         self._total = self._transfer.read(self._exchange)
         self._exchange.release()
         return self._needs_of(NOBODY)
+
+    def _tell_of_counters(self, message: str) -> None:
+        assert self._contents is not None
+        self._tell(
+            f"{message}: among {', '.join(self._contents.counters)}. What replicas add is added up in variables with"
+            " aggregation=tf.VariableAggregation.SUM"
+        )
 
     def finish(self) -> Result:
         """What all replicas did together."""

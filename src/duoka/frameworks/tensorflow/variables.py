@@ -12,7 +12,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from duoka.frameworks.replacing import definitions, replacing
-from duoka.frameworks.tensorflow.graphs import written_by
+from duoka.frameworks.tensorflow.graphs import summing_up, written_by
 
 _WRITERS = (
     "assign",
@@ -60,13 +60,35 @@ def say_written(variable: Any, name: str) -> str:
     )
 
 
-@contextmanager
-def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
-    """Outside of graphs: `see` gets each variable before it is written to, by a `tf.function` too."""
+def is_undeclared(variable: Any) -> bool:
+    """Nobody has said how it is to be merged."""
+    return bool(variable.aggregation == tf.VariableAggregation.NONE)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+
+def is_doubtful_sum(variable: Any) -> bool:
+    """When something is added to it: a sum over rows, which is merged as a mean?"""
+    return merge_of(variable) is Merge.MEAN and is_undeclared(variable) and not variable.trainable
+
+
+def say_summed(variable: Any, name: str) -> str:
+    return (
+        f"{name} adds to {variable.name}, which has no aggregation: it becomes the mean of what replicas make of it,"
+        " weighted by rows; a sum over all rows needs aggregation=tf.VariableAggregation.SUM"
+    )
+
+
+@contextmanager
+def watching_writes(see: Callable[[Any], None], see_sum: Callable[[Any], None]) -> Iterator[None]:
+    """Outside of graphs: `see` gets each variable before it is written to, by a `tf.function` too.
+
+    `see_sum` gets those that something is added to which is no plain number.
+    """
+
+    def make(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
             see(variable)
+            if name == "assign_add" and not any(isinstance(given, (int, float)) for given in args[:1]):
+                see_sum(variable)
             return original(variable, *args, **kwargs)
 
         return write
@@ -75,11 +97,14 @@ def watching_writes(see: Callable[[Any], None]) -> Iterator[None]:
 
     def call_seen(function: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
-            for variable in written_by(function.get_concrete_function(*args, **kwargs).graph):
+            graph = function.get_concrete_function(*args, **kwargs).graph
+            for variable in written_by(graph):
                 see(variable)
+            for variable in summing_up(graph):
+                see_sum(variable)
         return call(function, *args, **kwargs)
 
-    writers = [(kind, name, make(method)) for kind, name, method in definitions(BaseResourceVariable, _WRITERS)]
+    writers = [(kind, name, make(name, method)) for kind, name, method in definitions(BaseResourceVariable, _WRITERS)]
     with replacing([*writers, (Function, "__call__", call_seen)]):
         yield
 
