@@ -112,6 +112,19 @@ def make_counter(name, is_eager):
     return count if is_eager else tf.function(count)
 
 
+error_of = {name: keras.metrics.MeanAbsoluteError(name=name) for name in ("reset_eagerly", "reset_in_graph")}
+
+
+def resets_eagerly(x):
+    error_of["reset_eagerly"].reset_state()
+    error_of["reset_eagerly"].update_state(x[:, 0], x[:, 1])
+
+
+def resets_in_graph(x):
+    error_of["reset_in_graph"].reset_state()
+    error_of["reset_in_graph"].update_state(x[:, 0], x[:, 1])
+
+
 def main():
     found = {name: told(mistake) for name, mistake in MISTAKES.items()}
     # And after all of them everything works.
@@ -122,6 +135,8 @@ def main():
     for step in (make_counter("counts_eagerly", True), make_counter("counts_in_graph", False)):
         for _ in range(2):
             strategy.run(step, args=(batch,))
+    for step in (resets_eagerly, tf.function(resets_in_graph)):
+        strategy.run(step, args=(batch,))
     print("FOUND " + json.dumps(found), flush=True)
 
 

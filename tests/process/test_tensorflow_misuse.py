@@ -95,6 +95,11 @@ def test_counters_without_an_aggregation_are_named_once(found):
         assert found["said"].count(f"and replica 0's count: among {name}_rows:0") == 1
 
 
+def test_metrics_that_a_step_resets_are_named_once(found):
+    for name in ("resets_eagerly", "resets_in_graph"):
+        assert found["said"].count(f"is not only added to in {name}") == 2  # a sum and a count
+
+
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
     going.wait_for("asleep", timeout_s=90)

@@ -24,8 +24,10 @@ from duoka.frameworks.tensorflow.variables import (
     Merge,
     is_doubtful_sum,
     merge_of,
+    say_reset,
     say_summed,
     say_written,
+    watching_resets,
     watching_writes,
 )
 
@@ -89,6 +91,10 @@ class EagerRun:
             if not watched.is_updating and tf.executing_eagerly() and is_doubtful_sum(variable):
                 self._tell(say_summed(variable, name))
 
+        def see_reset(variable: Any) -> None:
+            if tf.executing_eagerly() and merge_of(variable) is Merge.SUM:
+                self._tell(say_reset(variable, name))
+
         def see_generator(state: Any) -> None:
             self._seeds[id(state)] = state
             see(state)
@@ -102,6 +108,7 @@ class EagerRun:
         try:
             with (
                 watching_writes(see, see_sum),
+                watching_resets(see_reset),
                 watching_random_operations(see_random),
                 watched.watching(context, see_generator),
             ):

@@ -32,7 +32,15 @@ from duoka.frameworks.tensorflow.randomness import say_random
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
-from duoka.frameworks.tensorflow.variables import Merge, is_doubtful_sum, merge_of, raw, say_summed, say_written
+from duoka.frameworks.tensorflow.variables import (
+    Merge,
+    is_doubtful_sum,
+    merge_of,
+    raw,
+    say_reset,
+    say_summed,
+    say_written,
+)
 
 _NEEDS = [([3], "int64"), ([2], "float64")]  # of a replica: its number and rows, its factors
 
@@ -124,10 +132,7 @@ class GraphRun:
         summed = {id(variable) for variable in summing_up(graph)}
         for variable, merge in written:
             if merge is Merge.SUM and id(variable) not in added_to:
-                self._tell(
-                    f"{variable.name} is not only added to in {name}: what replicas add is added up, which is not the"
-                    " value of one device (reset metrics outside of strategy.run)"
-                )
+                self._tell(say_reset(variable, name))
             if merge is Merge.MEAN and variable.trainable:
                 self._tell(say_written(variable, name))
             if id(variable) in summed and is_doubtful_sum(variable):

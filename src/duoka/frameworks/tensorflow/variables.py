@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
@@ -75,6 +76,30 @@ def say_summed(variable: Any, name: str) -> str:
         f"{name} adds to {variable.name}, which has no aggregation: it becomes the mean of what replicas make of it,"
         " weighted by rows; a sum over all rows needs aggregation=tf.VariableAggregation.SUM"
     )
+
+
+def say_reset(variable: Any, name: str) -> str:
+    return (
+        f"{variable.name} is not only added to in {name}: what replicas add is added up, which is not the value of one"
+        " device (reset metrics outside of strategy.run)"
+    )
+
+
+@contextmanager
+def watching_resets(see: Callable[[Any], None]) -> Iterator[None]:
+    """Outside of graphs: `see` gets the variables of each metric of Keras that is reset."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset_state(metric: Any) -> Any:
+            for variable in metric.variables:
+                see(raw(variable))
+            return original(metric)
+
+        return reset_state
+
+    known = definitions(keras.metrics.Metric, ["reset_state"])
+    with replacing([(kind, name, make(method)) for kind, name, method in known]):
+        yield
 
 
 @contextmanager
