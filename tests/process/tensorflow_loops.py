@@ -306,7 +306,8 @@ def results_of_all_kinds(strategy):
     def forward(batch):
         x, tokens, _ = batch
         logits = model([x, tokens])
-        return {"logits": logits, "rows": tf.shape(x)[0], "sums": tf.reduce_sum(logits, 0)[tf.newaxis]}
+        sums = tf.reduce_sum(logits, 0)[tf.newaxis]
+        return {"logits": logits, "rows": tf.shape(x)[0], "sums": sums, "is_positive": logits[:, 0] > 0}
 
     numbers = []
     for batch in strategy.distribute_dataset(dataset):
@@ -315,15 +316,18 @@ def results_of_all_kinds(strategy):
             logits, rows = result["logits"], result["rows"]
             total, mean = tf.reduce_sum(logits, 0), tf.reduce_mean(logits, 0)
             together = result["sums"]
+            positive = tf.cast(result["is_positive"], tf.float32)
+            truths = [tf.reduce_sum(positive), tf.reduce_mean(positive)]
         else:
             logits, rows = strategy.gather(result["logits"], axis=0), strategy.reduce("sum", result["rows"])
             total, mean = (strategy.reduce(op, result["logits"], axis=0) for op in ("sum", "mean"))
             together = strategy.reduce(tf.distribute.ReduceOp.SUM, result["sums"])
+            truths = [strategy.reduce(op, result["is_positive"], axis=0) for op in ("sum", "mean")]
             local = strategy.experimental_local_results(result["logits"])
             assert len(local) == len(strategy.local_replicas)
         for tensor in (logits, total, mean, together):
             numbers += np.ravel(tensor).tolist()
-        numbers.append(float(rows))
+        numbers += [float(rows), *map(float, truths)]
     return describe(model.variables, numbers)
 
 

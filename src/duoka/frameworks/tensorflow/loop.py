@@ -205,13 +205,16 @@ class Loop:
             del shape[axis]
         elif shape:
             shape[0] = None
-        dtype = value.joined.dtype
+        joined = value.joined
+        if joined.dtype == tf.bool:
+            joined = tf.cast(joined, tf.float32 if is_mean else tf.int32)  # how many are true
+        dtype = joined.dtype
 
         def reduce(joined: Array, lengths: Array, replicas: Array, rows: Array) -> Array:
             parts = self._of_local(np.split(joined, np.cumsum(lengths)[:-1]), replicas.tolist())
             return self._reduce_on_host(is_mean, parts, rows.tolist(), axis)
 
-        arguments = [value.joined, value.lengths, value.replicas, value.rows]
+        arguments = [joined, value.lengths, value.replicas, value.rows]
         (result,) = self._host.call(reduce, arguments, [(shape, dtype.name)])
         return result
 
