@@ -88,6 +88,7 @@ MISTAKES = {
     "context outside": duoka.tensorflow.get_replica_context,
     "a result again": lambda: strategy.run(loss_of, args=(strategy.run(loss_of, args=(batch,)),)),
     "unknown variable": lambda: strategy.run(unknown_variable, args=(batch,)),
+    "weighed with more replicas": lambda: strategy.run(lambda x: strategy.weigh(loss_of(x), 1), args=(batch,)),
     "more replicas than workers": lambda: strategy.run(trains_and_looks, args=(batch,)),
 }
 

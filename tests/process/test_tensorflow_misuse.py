@@ -36,6 +36,7 @@ TOLD = {
     "context outside": "There is no replica here",
     "a result again": "what another strategy.run has returned",
     "unknown variable": "Unknown variable",
+    "weighed with more replicas": "it calls strategy.weigh",
     "more replicas than workers": "use one replica on each worker, replicas=2",
 }
 WAITING = """

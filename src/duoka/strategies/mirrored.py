@@ -128,6 +128,8 @@ class Mirrored(Loops):
         The counts of all replicas are added up, and the gradient is divided by that once. Without a count the loss
         is a sum, and the replicas' gradients are added up as they are. Call it before `backward`, in every body.
         """
+        if self._loop_of_strategy is not None and self._loop_of_strategy.is_running:
+            return self._loop_of_strategy.weigh(loss, count)
         return loss if self._adapter is None else self._adapter.weigh(loss, count)
 
     def accumulate(self, num_batches: int) -> None:

@@ -155,6 +155,13 @@ class Loop(Protocol):
 
     def average_loss(self, per_example_loss: Any, sample_weight: Any, global_batch_size: Any) -> Any: ...
 
+    @property
+    def is_running(self) -> bool:
+        """Whether this is the inside of a step."""
+        ...
+
+    def weigh(self, loss: Any, count: Any) -> Any: ...
+
 
 class Session(Protocol):
     """The run as one worker sees it."""

@@ -155,6 +155,13 @@ class Loop:
         size = tf.shape(losses)[0] if global_batch_size is None else global_batch_size
         return tf.reduce_sum(losses) / tf.cast(size, losses.dtype)
 
+    @property
+    def is_running(self) -> bool:
+        return is_open()
+
+    def weigh(self, loss: Any, count: Any) -> Any:
+        return loss if self._collective.num_replicas == 1 else get_replica_context().weigh(loss, count)
+
     # Data.
 
     def distribute_dataset(self, dataset: Any) -> Any:

@@ -35,9 +35,13 @@ class Losses:
         loss = tf.reduce_sum(tf.convert_to_tensor(regularization_loss))
         return self._keep_value(loss / tf.cast(self._factor, loss.dtype))
 
-    def _keep_value(self, value: Any) -> Any:
+    def weigh(self, loss: Any, part: Any) -> Any:
+        """A loss of which this part counts, instead of the replica's part of the rows."""
+        return self._keep_value(tf.convert_to_tensor(loss), part)
+
+    def _keep_value(self, value: Any, part: Any = 1.0) -> Any:
         self._refuse_inner_function()
-        factor = tf.cast(self._factor, value.dtype)
+        factor = tf.cast(self._factor, value.dtype) * tf.cast(part, value.dtype)
 
         @tf.custom_gradient
         def keep(value: Any) -> Any:

@@ -49,6 +49,15 @@ class ReplicaContext:
         middle = self._middle
         return tf.nest.map_structure(lambda leaf: middle.all_reduce(is_mean, leaf), value)
 
+    def weigh(self, loss: Any, count: Any) -> Any:
+        """A mean over `count` things that are no rows, or, without a count, a sum: its gradient counts as such."""
+        if count is None:
+            return self.losses.weigh(loss, 1.0)
+        if self._middle is None:
+            raise NeedsMiddle("it calls strategy.weigh, and the counts of all replicas are added up first")
+        own = tf.stop_gradient(tf.cast(count, tf.float64))
+        return self.losses.weigh(loss, tf.math.divide_no_nan(own, self._middle.all_reduce(False, own)))
+
 
 def get_replica_context() -> ReplicaContext:
     """Inside `strategy.run`: the replica that runs, and what it can ask for."""
