@@ -15,7 +15,7 @@ import tensorflow as tf
 import duoka
 import duoka.tensorflow
 
-strategy = duoka.Mirrored()
+strategy = duoka.Mirrored(sync_batchnorm=True)
 batch = tf.constant(np.arange(10, dtype="float32").reshape(5, 2))
 weight = tf.Variable([[1.0], [2.0]])
 optimizer = keras.optimizers.SGD(0.1)

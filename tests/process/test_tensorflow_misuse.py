@@ -101,6 +101,10 @@ def test_metrics_that_a_step_resets_are_named_once(found):
         assert found["said"].count(f"is not only added to in {name}") == 2  # a sum and a count
 
 
+def test_sync_batchnorm_is_said_not_to_be_known_to_loops(found):
+    assert found["said"].count("strategy.run does not know it") == 1
+
+
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
     going.wait_for("asleep", timeout_s=90)

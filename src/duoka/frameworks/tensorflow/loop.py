@@ -36,8 +36,10 @@ from duoka.strategies.strategy import Options
 
 
 class Loop:
-    def __init__(self, collective: Collective, strategy: Any, placement_log: PlacementLog | None) -> None:
-        self._collective, self._strategy = collective, strategy
+    def __init__(
+        self, collective: Collective, strategy: Any, placement_log: PlacementLog | None, *, sync_batchnorm: bool
+    ) -> None:
+        self._collective, self._strategy, self._sync_batchnorm = collective, strategy, sync_batchnorm
         self._placement_log = placement_log
         self._watching = ExitStack()  # where the first step in a graph puts things
         self.tell_once = Telling(collective).tell_once
@@ -69,6 +71,11 @@ class Loop:
         if is_open():
             raise MismatchError(
                 "strategy.run was called inside strategy.run.", do="call the inner function directly in the step."
+            )
+        if self._sync_batchnorm:
+            self.tell_once(
+                "sync_batchnorm=True is for fit and for PyTorch, and strategy.run does not know it: BatchNorm takes the"
+                " rows of each replica, unless its layer has synchronized=True"
             )
         plain = getattr(function, "python_function", None)
         if not tf.executing_eagerly():
@@ -347,4 +354,5 @@ def _name_of(function: Any) -> str:
 
 
 def make_loop(collective: Collective, strategy: Any, device: Device, options: Options) -> Loop:
-    return Loop(collective, strategy, make_placement_log(collective, device, options))
+    log = make_placement_log(collective, device, options)
+    return Loop(collective, strategy, log, sync_batchnorm=options.sync_batchnorm)
