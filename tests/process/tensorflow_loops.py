@@ -294,6 +294,29 @@ def variables_of_ones_own(strategy):
 
 
 @scenario
+def a_generator_in_a_function(strategy):
+    """That was traced before a step called it: still other numbers for each replica, and one device's for the first."""
+    numbers, states = [], []
+    for wrapped in (lambda run: run, tf.function):
+        generator = tf.random.Generator.from_seed(7)
+
+        @tf.function
+        def draw(generator=generator):
+            return generator.normal([])
+
+        draw()
+        run = wrapped(lambda draw=draw: strategy.run(lambda: draw()))
+        for _ in range(2):
+            drawn = run()
+            values = [drawn] if isinstance(strategy, Plain) else strategy.gather(drawn)
+            values = [float(value) for value in values]
+            assert len(set(values)) == strategy.replicas
+            numbers.append(values[0])
+        states.append(generator.state)
+    return describe(states, numbers)
+
+
+@scenario
 def results_of_all_kinds(strategy):
     """Without an optimizer: predictions come back in the order of rows."""
     model = network()

@@ -107,7 +107,7 @@ class EagerRun:
 
         try:
             with (
-                watching_writes(see, see_sum),
+                watching_writes(see, see_sum, see_generator),
                 watching_resets(see_reset),
                 watching_random_operations(see_random),
                 watched.watching(context, see_generator),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign", "ResourceApply", "ResourceSparseApply", "RngSkip")
-_WRITE_TYPES = ("RngReadAndSkip", "StatefulStandardNormalV2", "StatefulUniform", "StatefulTruncatedNormal")
+_DRAWS = ("RngReadAndSkip", "RngSkip", "StatefulStandardNormalV2", "StatefulUniform", "StatefulTruncatedNormal")
+_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign", "ResourceApply", "ResourceSparseApply", *_DRAWS)
 _STATEFUL_RANDOM = {
     "RandomUniform",
     "RandomUniformInt",
@@ -57,7 +57,7 @@ def is_read(operation: Any) -> bool:
 
 
 def is_write(operation: Any) -> bool:
-    return operation.type.startswith(_WRITES) or operation.type in _WRITE_TYPES
+    return bool(operation.type.startswith(_WRITES))
 
 
 def is_stateful_random(operation: Any) -> bool:
@@ -73,10 +73,25 @@ def variables_of(graph: Any) -> list[Any]:
 
 def written_by(graph: Any, since: int = 0, until: int | None = None) -> list[Any]:
     """The variables that are written to, in the order of the text."""
+    return _first_inputs(graph, is_write, since, until)
+
+
+def drawn_from(graph: Any) -> list[Any]:
+    """Those of them that are the states of a tf.random.Generator."""
+    return _first_inputs(graph, lambda operation: operation.type.startswith(_DRAWS))
+
+
+def summing_up(graph: Any) -> list[Any]:
+    """Those of them that something is added to which is no constant: maybe rows, or losses, are counted."""
+    return _first_inputs(graph, _adds_more_than_a_constant)
+
+
+def _first_inputs(graph: Any, is_wanted: Callable[[Any], bool], since: int = 0, until: int | None = None) -> list[Any]:
+    """The variables that some operations have to do with, in the order of the text."""
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     found: dict[int, Any] = {}
     for operation, outside in walk(graph, since=since, until=until):
-        if is_write(operation) and outside and outside[0] is not None and id(outside[0]) in by_handle:
+        if outside and outside[0] is not None and id(outside[0]) in by_handle and is_wanted(operation):
             variable = by_handle[id(outside[0])]
             found[id(variable)] = variable
     return list(found.values())
@@ -95,16 +110,6 @@ def only_added_to(graph: Any) -> list[Any]:
             else:
                 others.add(key)
     return [variable for key, variable in found.items() if key not in others]
-
-
-def summing_up(graph: Any) -> list[Any]:
-    """Those that something is added to which is no constant: maybe rows, or losses, are counted."""
-    by_handle = {id(variable.handle): variable for variable in graph.variables}
-    found: dict[int, Any] = {}
-    for operation, outside in walk(graph):
-        if outside and outside[0] is not None and id(outside[0]) in by_handle and _adds_more_than_a_constant(operation):
-            found[id(outside[0])] = by_handle[id(outside[0])]
-    return list(found.values())
 
 
 def _adds_more_than_a_constant(write: Any) -> bool:

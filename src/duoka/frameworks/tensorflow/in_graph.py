@@ -16,6 +16,7 @@ from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.graphs import (
+    drawn_from,
     is_read,
     is_stateful_random,
     is_write,
@@ -114,7 +115,8 @@ class GraphRun:
             watched.refuse_two_writes(written_by(graph, until=watched.first_update_at), later)
         trained = {id(variable) for variable in trained_by(watched.updates)} if self._middle else set()
         written = [variable for variable in written_by(graph) if id(variable) not in trained]
-        seeds = [variable for variable in written if id(variable) in watched.generators or is_seed(variable)]
+        drawn = watched.generators.keys() | {id(variable) for variable in drawn_from(graph)}
+        seeds = [variable for variable in written if id(variable) in drawn or is_seed(variable)]
         if any(is_stateful_random(operation) for operation, _ in walk(graph)):
             self._tell(say_random(name))
         seed_ids = {id(seed) for seed in seeds}

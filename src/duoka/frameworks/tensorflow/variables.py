@@ -13,7 +13,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from duoka.frameworks.replacing import definitions, replacing
-from duoka.frameworks.tensorflow.graphs import summing_up, written_by
+from duoka.frameworks.tensorflow.graphs import drawn_from, summing_up, written_by
 
 _WRITERS = (
     "assign",
@@ -103,10 +103,13 @@ def watching_resets(see: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def watching_writes(see: Callable[[Any], None], see_sum: Callable[[Any], None]) -> Iterator[None]:
+def watching_writes(
+    see: Callable[[Any], None], see_sum: Callable[[Any], None], see_generator: Callable[[Any], None]
+) -> Iterator[None]:
     """Outside of graphs: `see` gets each variable before it is written to, by a `tf.function` too.
 
-    `see_sum` gets those that something is added to which is no plain number.
+    `see_sum` gets those that something is added to which is no plain number, `see_generator` the states of generators
+    that a `tf.function` draws from.
     """
 
     def make(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +126,8 @@ def watching_writes(see: Callable[[Any], None], see_sum: Callable[[Any], None]) 
     def call_seen(function: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             graph = function.get_concrete_function(*args, **kwargs).graph
+            for variable in drawn_from(graph):
+                see_generator(variable)
             for variable in written_by(graph):
                 see(variable)
             for variable in summing_up(graph):
