@@ -55,6 +55,9 @@ def average_inside(x):
     return tf.nn.compute_average_loss(x[:, 0])
 
 
+iterator = iter(tf.data.Dataset.from_tensors(batch).repeat())
+
+
 def told(mistake):
     try:
         mistake()
@@ -84,6 +87,8 @@ MISTAKES = {
     "weights of columns": lambda: strategy.run(lambda x: tf.nn.compute_average_loss(x[:, 0], x), args=(batch,)),
     "average in a function": lambda: strategy.run(lambda x: average_inside(x), args=(batch,)),
     "average in a function in a graph": lambda: tf.function(strategy.run)(lambda x: average_inside(x), args=(batch,)),
+    "draws a batch": lambda: strategy.run(lambda: loss_of(next(iterator))),
+    "draws a batch in a graph": lambda: strategy.run(tf.function(lambda: loss_of(next(iterator)))),
     "average outside": lambda: strategy.average_loss(tf.constant([1.0, 2.0])),
     "context outside": duoka.tensorflow.get_replica_context,
     "a result again": lambda: strategy.run(loss_of, args=(strategy.run(loss_of, args=(batch,)),)),

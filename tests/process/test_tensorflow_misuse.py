@@ -32,6 +32,8 @@ TOLD = {
     "weights of columns": "give one weight for each row",
     "average in a function": "inside a tf.function that the step calls",
     "average in a function in a graph": "inside a tf.function that the step calls",
+    "draws a batch": "args=(next(iterator),)",
+    "draws a batch in a graph": "args=(next(iterator),)",
     "average outside": "There is no replica here",
     "context outside": "There is no replica here",
     "a result again": "what another strategy.run has returned",

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from duoka.errors import MismatchError
+from duoka.frameworks.tensorflow.iterators import refusing_iterators
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.operations import read_op
@@ -116,6 +117,7 @@ class Watched:
             stack.enter_context(context.losses.patched())
             stack.enter_context(watching_generators(see))
             stack.enter_context(watching_updates(self._update))
+            stack.enter_context(refusing_iterators())
             stack.enter_context(self._entered(context))
             yield
 
