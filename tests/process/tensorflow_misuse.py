@@ -46,6 +46,16 @@ def trains_and_looks(x):
     return tf.reduce_sum(weight)
 
 
+def make_step(looks):
+    def step(x):
+        loss = loss_of(x)
+        if looks:
+            duoka.tensorflow.get_replica_context().all_reduce("sum", loss)
+        return loss
+
+    return step
+
+
 def of_different_shapes():
     return strategy.reduce("sum", strategy.run(lambda x: x, args=(batch,)))
 
@@ -136,6 +146,8 @@ def main():
     # And after all of them everything works.
     found["mean"] = float(strategy.reduce("mean", strategy.run(loss_of, args=(batch,))))
     found["expected"] = float(loss_of(batch))
+    steps = [make_step(looks) for looks in (True, False)]
+    found["of one text"] = [told(lambda step=step: strategy.run(step, args=(batch,))) for step in steps]
     for step in (noisy_in_eager, tf.function(noisy_in_graph)):
         strategy.run(step, args=(batch,))
     for step in (make_counter("counts_eagerly", True), make_counter("counts_in_graph", False)):

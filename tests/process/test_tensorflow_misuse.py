@@ -87,6 +87,11 @@ def test_a_loop_goes_on_after_a_mistake(found):
     assert found["mean"] == pytest.approx(found["expected"])
 
 
+def test_a_step_with_the_same_text_as_one_that_cannot_wait_may_wait(found):
+    needs, waits = found["of one text"]
+    assert "it calls all_reduce" in needs and waits == "nothing"
+
+
 def test_steps_that_draw_from_no_generator_are_named_once(found):
     for name in ("noisy_in_eager", "noisy_in_graph"):
         assert found["said"].count(f"{name} draws from tf.random") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -26,7 +25,7 @@ from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_
 from duoka.frameworks.tensorflow.eagerly import EagerRun
 from duoka.frameworks.tensorflow.in_graph import GraphRun
 from duoka.frameworks.tensorflow.losses import Losses, weigh_rows
-from duoka.frameworks.tensorflow.middle import Middle, refuse_more_replicas
+from duoka.frameworks.tensorflow.middle import Middle, Reasons, refuse_more_replicas
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, entered, get_replica_context, is_open
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
@@ -52,7 +51,7 @@ class Loop:
         self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once, self._see_end)
         self._host = TensorFlowHost(wire)
         self._middle = Middle(wire, self._host)
-        self._cannot_wait: dict[Any, str] = {}  # functions that exchange in their middle, and why
+        self._cannot_wait = Reasons()
         self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
         self._graphs: dict[Any, Any] = {}  # of tf.functions that were given to run
 
@@ -129,13 +128,14 @@ class Loop:
 
     def _waiting(self, function: Callable[..., Any], run: Callable[[Middle | None], Any]) -> Any:
         """With updates at the end of the step, unless it shows that they cannot wait."""
-        key = getattr(inspect.unwrap(function), "__code__", function)
-        if key not in self._cannot_wait:
+        reason = self._cannot_wait.of(function)
+        if reason is None:
             try:
                 return run(None)
             except NeedsMiddle as need:
-                self._cannot_wait[key] = str(need)
-        name, reason = _name_of(function), self._cannot_wait[key]
+                reason = str(need)
+                self._cannot_wait.keep(function, reason)
+        name = _name_of(function)
         refuse_more_replicas(name, reason, self._collective.num_replicas, len(self._collective.workers))
         self.tell_once(f"{name} exchanges at each update, because {reason}: a worker that is lost ends the run")
         return run(self._middle)

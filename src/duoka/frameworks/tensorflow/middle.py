@@ -5,8 +5,11 @@ Steps that use weights which they have just trained (some GANs), or that call `a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -65,6 +68,34 @@ class Middle:
 
     def _weight(self, dtype: Any) -> Any:
         return self._host.call(lambda: [_number(self._wire.weight, dtype)], [], [([], dtype.name)])[0]
+
+
+class Reasons:
+    """Why functions exchange in their middle. By function, not by its code: around the same text there may be a model
+    that needs it, and one that does not.
+    """
+
+    def __init__(self) -> None:
+        self._by_owner: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
+
+    def of(self, function: Any) -> str | None:
+        owner, method = _owner_of(function)
+        try:
+            return self._by_owner.get(owner, {}).get(method)
+        except TypeError:
+            return None  # nobody can hold it weakly: it is found out at each call
+
+    def keep(self, function: Any, reason: str) -> None:
+        owner, method = _owner_of(function)
+        with suppress(TypeError):
+            self._by_owner.setdefault(owner, {})[method] = reason
+
+
+def _owner_of(function: Any) -> tuple[Any, Any]:
+    """A method is another object at each look: its object and its function stand for it."""
+    function = inspect.unwrap(function)
+    method = getattr(function, "__func__", None)
+    return (function, None) if method is None else (function.__self__, method)
 
 
 def refuse_more_replicas(name: str, reason: str, num_replicas: int, num_workers: int) -> None:
