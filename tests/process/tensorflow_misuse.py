@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 
@@ -16,6 +17,7 @@ import duoka
 import duoka.tensorflow
 
 strategy = duoka.Mirrored(sync_batchnorm=True)
+Pair = collections.namedtuple("Pair", "x y")
 batch = tf.constant(np.arange(10, dtype="float32").reshape(5, 2))
 weight = tf.Variable([[1.0], [2.0]])
 optimizer = keras.optimizers.SGD(0.1)
@@ -99,6 +101,9 @@ MISTAKES = {
     "average in a function in a graph": lambda: tf.function(strategy.run)(lambda x: average_inside(x), args=(batch,)),
     "draws a batch": lambda: strategy.run(lambda: loss_of(next(iterator))),
     "draws a batch in a graph": lambda: strategy.run(tf.function(lambda: loss_of(next(iterator)))),
+    "mean of integers": lambda: strategy.run(
+        lambda x: duoka.tensorflow.get_replica_context().all_reduce("mean", tf.shape(x)[0]), args=(batch,)
+    ),
     "average outside": lambda: strategy.average_loss(tf.constant([1.0, 2.0])),
     "context outside": duoka.tensorflow.get_replica_context,
     "a result again": lambda: strategy.run(loss_of, args=(strategy.run(loss_of, args=(batch,)),)),
@@ -145,6 +150,10 @@ def main():
     found = {name: told(mistake) for name, mistake in MISTAKES.items()}
     # And after all of them everything works.
     found["mean"] = float(strategy.reduce("mean", strategy.run(loss_of, args=(batch,))))
+    named = strategy.distribute_dataset(tf.data.Dataset.from_tensors(Pair(batch, batch)))
+    results = [strategy.run(lambda pair: (loss_of(pair.x), None), args=(pair,), options=None) for pair in named]
+    found["named"] = [strategy.reduce("mean", result)[1] for result in results]
+    found["mean of named"] = float(strategy.reduce("mean", results[0])[0])
     found["expected"] = float(loss_of(batch))
     steps = [make_step(looks) for looks in (True, False)]
     found["of one text"] = [told(lambda step=step: strategy.run(step, args=(batch,))) for step in steps]

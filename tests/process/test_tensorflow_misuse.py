@@ -34,6 +34,7 @@ TOLD = {
     "average in a function in a graph": "inside a tf.function that the step calls",
     "draws a batch": "args=(next(iterator),)",
     "draws a batch in a graph": "args=(next(iterator),)",
+    "mean of integers": "tf.cast(value, tf.float32)",
     "average outside": "There is no replica here",
     "context outside": "There is no replica here",
     "a result again": "what another strategy.run has returned",
@@ -85,6 +86,10 @@ def test_a_mistake_gets_a_clear_message(found, mistake):
 
 def test_a_loop_goes_on_after_a_mistake(found):
     assert found["mean"] == pytest.approx(found["expected"])
+
+
+def test_named_tuples_and_nothing_go_in_and_come_out_as_they_are(found):
+    assert found["mean of named"] == pytest.approx(found["expected"]) and found["named"] == [None]
 
 
 def test_a_step_with_the_same_text_as_one_that_cannot_wait_may_wait(found):

@@ -28,12 +28,18 @@ class Loops:
         return self._loop_of_strategy
 
     @_as_it_is
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
         """One step: `fn` once for each replica, on its rows of the batch among the arguments.
 
         What it hands to optimizers is added up over all replicas, weighted by rows, and applied once. Variables that it
         writes to are merged as their `aggregation` says. What it returns comes back as one value for each replica, for
-        `reduce` and `gather`.
+        `reduce` and `gather`. TensorFlow's `options` say nothing here.
         """
         return self._loop.run(fn, args, kwargs)
 

@@ -40,10 +40,15 @@ def distribute(dataset: Any) -> Any:
             raise MismatchError(
                 f"The dataset has no batch dimension: {dataset.element_spec}.",
                 why="its elements are single samples, and replicas take rows of batches.",
-                do="call .batch(n) on it, with the size of the global batch.",
+                do="call .batch(n) on it, with the size of the global batch; give numbers that belong to no row to"
+                " strategy.run beside the batch.",
             )
-    is_tuple = isinstance(dataset.element_spec, tuple)
-    return dataset.map(lambda *batch: tf.nest.map_structure(Rows, batch if is_tuple else batch[0]))
+    kind = dataset.element_spec  # a named tuple stays one
+
+    def take(*batch: Any) -> Any:
+        return tf.nest.pack_sequence_as(kind, [Rows(leaf) for leaf in tf.nest.flatten(batch)])
+
+    return dataset.map(take)
 
 
 def from_function(dataset: Any, context: InputContext) -> Any:

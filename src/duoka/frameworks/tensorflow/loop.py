@@ -186,6 +186,8 @@ class Loop:
         return tf.nest.map_structure(lambda leaf: self._reduce(is_mean, leaf, axis), value)
 
     def _reduce(self, is_mean: bool, value: Any, axis: int | None) -> Any:
+        if value is None:
+            return None
         if isinstance(value, EachReplica):
             if axis is not None:
                 raise MismatchError(
@@ -275,7 +277,7 @@ class Loop:
         return tf.nest.map_structure(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, value: Any, axis: int) -> Any:
-        if self._collective.num_replicas == 1:
+        if value is None or self._collective.num_replicas == 1:
             return value
         if isinstance(value, EachReplica):
             return value.values

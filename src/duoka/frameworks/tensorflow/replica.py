@@ -45,6 +45,8 @@ class ReplicaContext:
         is_mean = read_op(reduce_op)
         if self.strategy.replicas == 1:
             return value
+        if is_mean:
+            _refuse_integers(value)
         if self._middle is None:
             raise NeedsMiddle("it calls all_reduce")
         middle = self._middle
@@ -58,6 +60,17 @@ class ReplicaContext:
             raise NeedsMiddle("it calls strategy.weigh, and the counts of all replicas are added up first")
         own = tf.stop_gradient(tf.cast(count, tf.float64))
         return self.losses.weigh(loss, tf.math.divide_no_nan(own, self._middle.all_reduce(False, own)))
+
+
+def _refuse_integers(value: Any) -> None:
+    for leaf in tf.nest.flatten(value):
+        dtype = tf.convert_to_tensor(leaf).dtype
+        if dtype.is_integer or dtype.is_bool:
+            raise MismatchError(
+                f"all_reduce(mean) was given {dtype.name}.",
+                why="the mean is weighted by rows, and need not be a whole number.",
+                do="cast it first: tf.cast(value, tf.float32).",
+            )
 
 
 def get_replica_context() -> ReplicaContext:
