@@ -210,6 +210,8 @@ class Loop:
         tensor = tf.convert_to_tensor(value)
         if axis is None:
             return tensor
+        if tensor.dtype == tf.bool:
+            tensor = tf.cast(tensor, tf.float32 if is_mean else tf.int32)
         return tf.reduce_mean(tensor, axis) if is_mean else tf.reduce_sum(tensor, axis)
 
     def _reduce_parts(self, is_mean: bool, value: LocalParts, axis: int | None) -> Any:
