@@ -279,8 +279,11 @@ class Loop:
         return tf.nest.map_structure(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, value: Any, axis: int) -> Any:
-        if value is None or self._collective.num_replicas == 1:
+        if value is None:
             return value
+        if self._collective.num_replicas == 1:
+            is_number = tf.convert_to_tensor(value).shape.rank == 0
+            return tf.reshape(value, [1]) if is_number else value  # one from each replica, as with several
         if isinstance(value, EachReplica):
             return value.values
         if not isinstance(value, LocalParts):
