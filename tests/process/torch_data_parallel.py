@@ -6,7 +6,6 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from results import print_result
 from torch import nn
 
 torch.set_num_threads(1)
@@ -93,6 +92,8 @@ def main() -> None:
     for make in (usual, contrastive, nested_inputs_and_two_passes, evaluated):
         state = {k.removeprefix("module."): v.double().tolist() for k, v in make().state_dict().items()}
         results[make.__name__] = state
+    from results import print_result  # beside this script
+
     print_result(results)
 
 

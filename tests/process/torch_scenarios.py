@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from results import print_result
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -272,6 +271,8 @@ def main(scenarios: dict[str, Callable], options: dict[str, dict] | None = None)
 
             strategy = duoka.Mirrored(devices=2, **(options or {}).get(name, {}))
         results[name] = describe(*scenarios[name](strategy))
+    from results import print_result  # beside this script
+
     print_result(results)
 
 
