@@ -109,6 +109,17 @@ class Contest:
         self._directory.cleanup()
 
 
+def read_steal() -> tuple[int, int]:
+    """Ticks of all cores since the machine was started: those that the hypervisor took, and all."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
+def say_steal(begin: tuple[int, int]) -> str:
+    taken, ticks = (after - before for before, after in zip(begin, read_steal(), strict=True))
+    return f"the hypervisor took {100 * taken / max(1, ticks):.0f} % of the time"
+
+
 def serve(answer: Callable[..., Any]) -> None:
     """In a contestant: answer requests until there are no more."""
     path, name = os.environ[SOCKET].split("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -71,3 +72,24 @@ def time_epoch(model: keras.Model, batches: dict[str, Any]) -> float:
     times = EpochTimes()
     model.fit(**batches, epochs=1, verbose=0, callbacks=[times])
     return times.seconds[0]
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Seconds from the end of a step to the end of the next one, in an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._ends.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> list[float]:
+        return [end - begin for begin, end in itertools.pairwise(self._ends)]
+
+
+def time_steps(model: keras.Model, batches: dict[str, Any]) -> list[float]:
+    times = StepTimes()
+    model.fit(**batches, epochs=1, verbose=0, callbacks=[times])
+    return times.seconds

@@ -2,7 +2,9 @@
 
     python benchmarks/keras_step.py [--rounds 4] [--steps 1.0]
 
-Contestants live in processes of their own, and take turns with one epoch each; the first round is not counted. Peers
+Contestants live in processes of their own, and take turns with one epoch each; the first round is not counted. What
+counts is the median of all single steps: a machine that is shared takes its cores away for many steps at a time, and
+more of them are hit where two cores have to work together. The mean, with all of that in it, is printed beside. Peers
 run with one and with two threads, and are judged by the better of the two. All have the same model, data, optimizer
 and allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is
 `fit` as it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective,
@@ -20,7 +22,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_contest import Contest, NoAnswer, serve
+from keras_contest import Contest, NoAnswer, read_steal, say_steal, serve
 
 HERE = Path(__file__)
 
@@ -86,12 +88,13 @@ def _start(contest: Contest, backend: str, kinds: set[str]) -> list[str]:
 
 
 def measure(contest: Contest, names: list[str], title: str, num_rounds: int, num_steps: int) -> dict[str, float]:
-    """Medians of the mean step of an epoch, in milliseconds. Compiling happens before, for each by itself.
+    """Medians of single steps, in milliseconds. Compiling happens before, for each by itself.
 
     A peer that hangs is left out, and named: XLA's own all-reduce waits for ever now and then where two devices share
     two threads.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
+    begin = read_steal()
     for number in range(-1, num_rounds + 1):
         for name in list(times) if number % 2 else list(times)[::-1]:
             try:
@@ -104,8 +107,13 @@ def measure(contest: Contest, names: list[str], title: str, num_rounds: int, num
                 names.remove(name)
                 continue
             if number > 0:
-                times[name].append(max(answers) / num_steps * 1e3)
+                times[name] += [max(of_all) * 1e3 for of_all in zip(*answers, strict=True)]
+    print(f"{title}: {say_steal(begin)}; means " + say_times({name: statistics.mean(times[name]) for name in times}))
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def say_times(times: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f} ms" for name, value in times.items())
 
 
 class Contestant:
@@ -120,7 +128,7 @@ class Contestant:
         self._models: dict = {}
         serve(self.time_epoch)
 
-    def time_epoch(self, title: str, num_steps: int) -> float:
+    def time_epoch(self, title: str, num_steps: int) -> list[float]:
         import keras_models
 
         case = CASES[title]
@@ -134,7 +142,7 @@ class Contestant:
                 model = make()
             batch_size = case.batch_size // self._part
             self._models[title] = model, keras_models.batches_of(rows(num_steps * batch_size), batch_size)
-        return keras_models.time_epoch(*self._models[title])
+        return keras_models.time_steps(*self._models[title])
 
 
 def _scope_of(kind: str):
@@ -170,7 +178,7 @@ def better(times: dict[str, float], kind: str) -> float:
 
 
 def print_case(title: str, times: dict[str, float]) -> None:
-    print(f"{title}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in times.items()))
+    print(f"{title}: {say_times(times)}")
     kinds = dict.fromkeys(name.rpartition(" ")[0] for name in times if " " in name)
     print(
         "   duoka is " + ", ".join(f"{better(times, kind) / times['duoka']:.2f}x {kind}" for kind in kinds), flush=True
