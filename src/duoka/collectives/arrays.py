@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -59,6 +60,7 @@ def _read_bfloat16(tensor: Any) -> Array:
     return np.from_dlpack(bits).view(ml_dtypes.bfloat16)
 
 
+@functools.cache
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type in which values of this type are added up.
 

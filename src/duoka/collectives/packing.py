@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Kind:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -38,13 +39,13 @@ class Packing:
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self.kinds = tuple(kinds)
         self.sizes: dict[np.dtype[Any], int] = {}
-        self._starts: list[int] = []
+        self._places: list[tuple[int, slice]] = []  # which flat array, and where in it
         for kind in kinds:
             dtype = sum_dtype(kind.dtype)
             start = self.sizes.get(dtype, 0)
             start += -start % (_ALIGNMENT_BYTES // dtype.itemsize)
-            self._starts.append(start)
-            self.sizes[dtype] = start + kind.size
+            stop = self.sizes[dtype] = start + kind.size
+            self._places.append((list(self.sizes).index(dtype), slice(start, stop)))
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Packing:
@@ -74,8 +75,7 @@ class Packing:
 
     def views(self, flats: Sequence[Any], reshape: Callable[[Any, tuple[int, ...]], Any] = np.reshape) -> list[Any]:
         """Each array's place in these flat arrays, or tensors, in the type in which it is added up."""
-        by_dtype = dict(zip(self.sizes, flats, strict=True))
         return [
-            reshape(by_dtype[sum_dtype(kind.dtype)][start : start + kind.size], kind.shape)
-            for kind, start in zip(self.kinds, self._starts, strict=True)
+            reshape(flats[number][place], kind.shape)
+            for kind, (number, place) in zip(self.kinds, self._places, strict=True)
         ]
