@@ -23,6 +23,7 @@ NUMBERS = (
     "losses_of_all_kinds",
     "weights_of_rows",
     "an_optimizer_of_v1",
+    "an_optimizer_that_xla_cannot_compile",
     "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "variables_of_ones_own",
@@ -38,6 +39,7 @@ ALL = (*NOISY, *NUMBERS)
 # What `make test` has time for; `make test-full` runs all.
 SOME = (
     "everything_at_once",
+    "an_optimizer_that_xla_cannot_compile",
     "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "weights_of_rows",

@@ -20,7 +20,7 @@ from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
 from duoka.frameworks.keras.trackers import tracking
 
-_FEW_VARIABLES = 40
+FEW_VARIABLES = 40
 
 
 class TensorFlowBackend(Backend):
@@ -41,7 +41,7 @@ class TensorFlowBackend(Backend):
         self._variables: list[Any] = []
         # XLA makes an optimizer's many small operations one: 4.8 -> 1.6 ms for a small CNN with Nadam. It takes a
         # while to compile, the longer the more variables there are.
-        self._is_compiled_by_us = is_training and len(model.trainable_variables) <= _FEW_VARIABLES
+        self._is_compiled_by_us = is_training and len(model.trainable_variables) <= FEW_VARIABLES
         self._logs = Logs(model, tell)
         self.moving: list[Any] = []
         self.others: list[Any] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from duoka.collectives.arrays import Array
@@ -77,12 +78,26 @@ class GraphRun:
             return self._turns.begin(int(total_rows), data.digest(list(rows)), states)
 
         first = self._host.call(begin, [total_rows, *arguments.rows, *seeds], needs)
+        like = self._like(step)
+        nothing = [np.zeros([0] * len(shape), tf.as_dtype(dtype).as_numpy_dtype) for shape, dtype in like]
 
         def compute(*given: Any) -> list[Any]:
-            return self._compute(body, step, arguments, before, given, needs)
+            return self._compute(body, step, arguments, before, given[: len(needs)], [*needs, *like], nothing)
 
-        done = tf.while_loop(lambda position, *_: position[0] != NOBODY, compute, first, parallel_iterations=1)
-        return self._finish(step, before, done[0])
+        done = tf.while_loop(
+            lambda position, *_: position[0] != NOBODY,
+            compute,
+            [*first, *(tf.zeros([0] * len(shape), dtype) for shape, dtype in like)],
+            shape_invariants=[
+                *(tf.TensorShape(shape) for shape, _ in needs),
+                *(tf.TensorShape([None] * len(shape)) for shape, _ in like),
+            ],
+            parallel_iterations=1,
+        )
+        results = done[len(needs) :]
+        for result, (shape, _) in zip(results, like, strict=True):
+            result.set_shape(shape)
+        return self._finish(step, before, results)
 
     # One replica.
 
@@ -145,8 +160,16 @@ class GraphRun:
         return Step(name, watched.updates, written, seeds, outputs, _is_sparse, later=later, is_updated=is_updated)
 
     def _compute(
-        self, body: Any, step: Step, arguments: Arguments, before: dict[int, Any], given: Sequence[Any], needs: Any
+        self,
+        body: Any,
+        step: Step,
+        arguments: Arguments,
+        before: dict[int, Any],
+        given: Sequence[Any],
+        like: Any,
+        nothing: list[Array],
     ) -> list[Any]:
+        """What the next replica needs, and, after the last one, what all did together instead of nothing."""
         position, factors, *seeds = given
         for variable, seed in zip(step.seeds, seeds, strict=True):
             variable.assign(seed)
@@ -164,15 +187,17 @@ class GraphRun:
         arrays = [*results[:num_gradients], *state, *sums, *results[num_gradients:]]
 
         def deposit(position: Array, rate: Array, *arrays: Array) -> list[Array]:
-            return self._turns.deposit(int(position[0]), step.contents, arrays, float(rate))
+            next_needs = self._turns.deposit(int(position[0]), step.contents, arrays, float(rate))
+            is_last = next_needs[0][0] == NOBODY
+            return [*next_needs, *(flatten(self._turns.finish()) if is_last else nothing)]
 
-        return self._host.call(deposit, [position, step.rate, *arrays], needs)
+        return self._host.call(deposit, [position, step.rate, *arrays], like)
 
     # All of them.
 
-    def _finish(self, step: Step, before: dict[int, Any], done: Any) -> Any:
-        total = step.total_of(self._strategy.replicas)
-        flats = [([count], dtype.name) for dtype, count in total.packing.sizes.items()]
+    def _like(self, step: Step) -> list[tuple[list[Any], Any]]:
+        """The shapes and types of what all replicas did together."""
+        flats = [([count], dtype.name) for dtype, count in step.total_of(self._strategy.replicas).packing.sizes.items()]
         others = [(list(variable.shape), variable.dtype.name) for variable in step.others]
         numbers: list[Any] = []
         for number in step.outputs.numbers:
@@ -181,21 +206,20 @@ class GraphRun:
         arrays: list[Any] = []
         for array in step.outputs.arrays:
             arrays += [([None, *array.shape[1:]], array.dtype.name), ([None], "int32")]
-        like = [*flats, *step.slices_like, *others, *numbers, *arrays, ([None], "int32"), ([None], "int32")]
+        return [*flats, *step.slices_like, *others, *numbers, *arrays, ([None], "int32"), ([None], "int32")]
 
-        def finish(done: Array) -> list[Array]:
-            return flatten(self._turns.finish())
-
-        results = iter(self._host.call(finish, [done], like))
-        flat = [next(results) for _ in flats]
-        slices = [next(results) for _ in step.slices_like]
-        other = [next(results) for _ in others]
-        number = [next(results) for _ in numbers]
-        array = [next(results) for _ in arrays]
+    def _finish(self, step: Step, before: dict[int, Any], results: Sequence[Any]) -> Any:
+        total = step.total_of(self._strategy.replicas)
+        given = iter(results)
+        flat = [next(given) for _ in total.packing.sizes]
+        slices = [next(given) for _ in step.slices_like]
+        others = [next(given) for _ in step.others]
+        numbers = [next(given) for _ in range(3 * len(step.outputs.numbers))]
+        arrays = [next(given) for _ in range(2 * len(step.outputs.arrays))]
         for variable in step.set_back:
             variable.assign(before[id(variable)])
-        step.conclude(total.parts(flat, tf.reshape, tf.cast), other, slices)
-        return step.results(number, array, *results)
+        step.conclude(total.parts(flat, tf.reshape, tf.cast), others, slices)
+        return step.results(numbers, arrays, *given)
 
 
 def flatten(result: Result) -> list[Any]:

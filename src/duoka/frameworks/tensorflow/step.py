@@ -12,6 +12,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from duoka.collectives.packing import Kind, Packing
 from duoka.frameworks.exchange.outcome import Total
 from duoka.frameworks.keras.learning_rate import rate_of
+from duoka.frameworks.tensorflow.compiled_update import apply
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.turns import Contents
@@ -162,7 +163,7 @@ class Step:
                 together.append(next(whole))
         given = iter(together)
         for update in self.updates:
-            update.apply([None if gradient is None else next(given) for gradient in update.gradients])
+            apply(update, [None if gradient is None else next(given) for gradient in update.gradients])
 
     def results(self, numbers: Sequence[Any], arrays: Sequence[Any], replicas: Any, rows: Any) -> Any:
         """Numbers come as three tensors each, arrays as two."""
