@@ -58,16 +58,21 @@ def main() -> None:
         Contestant(*options.serve)
         return
     numbers: dict[str, dict[str, dict[str, float]]] = {}
+    means: dict[str, dict[str, dict[str, float]]] = {}
     for backend in options.backend or EVERYTHING:  # one after the other: fewer processes at a time
         cases = {name: CASES[name] for name in options.case or CASES if backend in CASES[name].peers}
         with Contest() as contest:
             names = _start(contest, backend, {kind for case in cases.values() for kind in case.peers[backend]})
             for title, case in cases.items():
-                times = measure(contest, names, title, options.rounds, max(1, round(case.num_steps * options.steps)))
+                num_steps = max(1, round(case.num_steps * options.steps))
+                times, mean_times = measure(contest, names, title, options.rounds, num_steps)
                 numbers.setdefault(title, {})[backend] = times
-                print_case(f"{title}, {backend}", times)
+                means.setdefault(title, {})[backend] = mean_times
+                print_case(f"{title}, {backend}", times, mean_times)
     if "DUOKA_BENCH_JSON" in os.environ:
-        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"keras_step_ms": numbers}))
+        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(
+            json.dumps({"keras_step_ms": numbers, "keras_step_mean_ms": means})
+        )
 
 
 def _start(contest: Contest, backend: str, kinds: set[str]) -> list[str]:
@@ -87,8 +92,10 @@ def _start(contest: Contest, backend: str, kinds: set[str]) -> list[str]:
     return names
 
 
-def measure(contest: Contest, names: list[str], title: str, num_rounds: int, num_steps: int) -> dict[str, float]:
-    """Medians of single steps, in milliseconds. Compiling happens before, for each by itself.
+def measure(
+    contest: Contest, names: list[str], title: str, num_rounds: int, num_steps: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Medians of single steps, and means, in milliseconds. Compiling happens before, for each by itself.
 
     A peer that hangs is left out, and named: XLA's own all-reduce waits for ever now and then where two devices share
     two threads.
@@ -108,8 +115,10 @@ def measure(contest: Contest, names: list[str], title: str, num_rounds: int, num
                 continue
             if number > 0:
                 times[name] += [max(of_all) * 1e3 for of_all in zip(*answers, strict=True)]
-    print(f"{title}: {say_steal(begin)}; means " + say_times({name: statistics.mean(times[name]) for name in times}))
-    return {name: statistics.median(values) for name, values in times.items()}
+    print(f"{title}: {say_steal(begin)}")
+    return tuple(
+        {name: find(values) for name, values in times.items()} for find in (statistics.median, statistics.mean)
+    )
 
 
 def say_times(times: dict[str, float]) -> str:
@@ -177,8 +186,8 @@ def better(times: dict[str, float], kind: str) -> float:
     return min(times[name] for threads in THREADS if (name := f"{kind} {threads}") in times)
 
 
-def print_case(title: str, times: dict[str, float]) -> None:
-    print(f"{title}: {say_times(times)}")
+def print_case(title: str, times: dict[str, float], means: dict[str, float]) -> None:
+    print(f"{title}: {say_times(times)}; means: {say_times(means)}")
     kinds = dict.fromkeys(name.rpartition(" ")[0] for name in times if " " in name)
     print(
         "   duoka is " + ", ".join(f"{better(times, kind) / times['duoka']:.2f}x {kind}" for kind in kinds), flush=True

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def write_table(known: dict) -> None:
-    numbers: dict = {"tensorflow_step_ms": {}}
+    numbers: dict = {}
     for found in known.values():
         numbers |= found["numbers"]
     days = sorted({found["on"] for found in known.values()})
@@ -108,7 +108,7 @@ def write_table(known: dict) -> None:
     )
     rows += _torch_rows(numbers["torch_step_ms"], numbers["torch_overhead_ms"])
     rows += _keras_rows(numbers["keras_step_ms"], numbers["keras_overhead_ms"], numbers["keras_folder_images_s"])
-    rows += _loop_rows(numbers["tensorflow_step_ms"]) if numbers["tensorflow_step_ms"] else []
+    rows += _loop_rows(numbers["tensorflow_step_ms"])
     text = "\n\n".join([
         "# Measured by `make bench`",
         f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns."
@@ -119,10 +119,11 @@ def write_table(known: dict) -> None:
         f"Barrier: {numbers['barrier_us']['duoka']:.0f} us, Gloo {numbers['barrier_us']['gloo']:.0f} us.",
         "## One training step of PyTorch, two workers with one thread each, milliseconds",
         _torch_table(numbers["torch_step_ms"]),
-        "## One step of Keras's `fit`, milliseconds; peers with 1 and 2 threads",
-        _keras_table(numbers["keras_step_ms"]),
-        "## One step of a TensorFlow loop (`strategy.run` in a tf.function), milliseconds; peers with 1 and 2 threads",
-        _keras_table({case: {"tensorflow": times} for case, times in numbers["tensorflow_step_ms"].items()}),
+        "## One step of Keras's `fit`, milliseconds, median (mean); peers with 1 and 2 threads",
+        _keras_table(numbers["keras_step_ms"], numbers["keras_step_mean_ms"]),
+        "## One step of a TensorFlow loop (`strategy.run` in a tf.function), milliseconds, median (mean); peers with 1"
+        " and 2 threads",
+        _keras_table(_on_tensorflow(numbers["tensorflow_step_ms"]), _on_tensorflow(numbers["tensorflow_step_mean_ms"])),
         "## Start-up: two workers, PyTorch imported, first barrier passed",
         "\n".join(["| launcher | seconds |", "|---|---|", *(f"| {who} | {s:.2f} |" for who, s in startup.items())]),
         NOTES,
@@ -145,17 +146,23 @@ NOTES = """## Notes
 - PyTorch: all contestants run in the same two processes, one thread each, with the same model, data, optimizer
   and allocator settings, in turn. `half` is the plain step on half of the batch, without any communication; `alone` the
   plain step on the whole batch on one worker, while the other one waits; `memcpy` a copy of the gradient, by both.
-- Keras: contestants live in processes of their own, which sleep until it is their turn, with the same model, data,
-  optimizer and allocator settings; the time is that of an epoch of `fit`, divided by its steps. Duoka runs two workers
-  with one thread each; peers run with one and with two threads, and the better of the two counts.
-- Keras and TensorFlow loops: `half` is plain `fit` on half of each batch in two workers, without any exchange. It is
-  not a bound (Duoka's update is compiled by XLA there, that of `half` is not), but it shows where the time goes: half
-  of a batch costs more than half of the time, since the optimizer runs over all weights in both workers, and a
-  hypervisor that takes time away (steal in /proc/stat) takes it from those who use both cores. Tried, beside: graphs
-  called by flat lists of tensors, sums in few flat arrays, XLA for the update (4.8 to 1.6 ms for the small CNN; no
-  gain in loops), rows cut by NumPy instead of TensorFlow (twenty times as fast), workers kept to cores of their own
-  (16 to 12 ms), no cycles that keep tf.data iterators alive (stalls of 0.5 to 2 s), TensorFlow's single-threaded
-  executor (the update of MobileNetV2 21 to 18 ms, nothing elsewhere).
+- Keras and TensorFlow loops: contestants live in processes of their own, which sleep until it is their turn, with the
+  same model, data, optimizer and allocator settings. Duoka runs two workers with one thread each; peers run with one
+  and with two threads, and the better of the two counts. Bars are judged by medians of single steps: the hypervisor of
+  this machine takes a core away for up to 130 ms at a time (steal in /proc/stat, up to a quarter of the time), which
+  means measure, and more where two cores have to work together. The means are beside, in brackets; a `fit` also has a
+  cost of its own at its start (weights are compared, about 30 ms for MobileNetV2), which is in neither.
+- `half` is plain `fit` on half of each batch in two workers, without any exchange. It is not a bound (Duoka's update is
+  compiled by XLA there, that of `half` is not), but it shows where the time goes: half of a batch costs more than half
+  of the time. The gradients of MobileNetV2 take 212 ms for 64 rows on one core, 120 ms for 32, 132 to 148 ms where both
+  cores compute 32 rows at once, and 184 ms where TensorFlow itself spreads 64 rows over both cores: with an update of
+  20 to 29 ms that has to run in both workers, 1.2 times the plain loop is out of reach here.
+- Tried, and kept: graphs called by flat lists of tensors, sums in few flat arrays, XLA for the update of models with
+  few variables (4.8 to 1.6 ms for the small CNN in `fit`; a step of a loop 19.8 to 15.4 ms), rows cut by NumPy, not by
+  TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
+  iterators alive (stalls of 0.5 to 2 s), places in flat arrays computed once (0.3 ms), one call out of a loop's graph
+  less (0.4 ms). Tried, and no gain: XLA for the update of MobileNetV2 (29 to 20 ms by itself, and nothing in a step:
+  183 against 190 ms), TensorFlow's single-threaded executor (its update 21 to 18 ms, nothing elsewhere).
 - The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
@@ -245,11 +252,16 @@ def _loop_rows(cases: dict) -> list[tuple[str, str, str, bool]]:
 _KERAS_CASES = (("Reuters CNN", 32), ("Reuters CNN", 128), ("MobileNetV2 at 32x32", 64))
 
 
-def _keras_table(cases: dict) -> str:
+def _on_tensorflow(cases: dict) -> dict:
+    return {case: {"tensorflow": times} for case, times in cases.items()}
+
+
+def _keras_table(cases: dict, means: dict) -> str:
     lines = ["| step | backend | contestants |", "|---|---|---|"]
     for case, backends in cases.items():
         for backend, times in backends.items():
-            lines.append(f"| {case} | {backend} | " + ", ".join(f"{who} {ms:.2f}" for who, ms in times.items()) + " |")
+            each = (f"{who} {ms:.2f} ({means[case][backend][who]:.2f})" for who, ms in times.items())
+            lines.append(f"| {case} | {backend} | {', '.join(each)} |")
     return "\n".join(lines)
 
 
