@@ -25,6 +25,7 @@ from keras_data import data
 from keras_habitual import Hook, compiled, digest, make, numbers
 from keras_misuse import misuse
 from keras_pieces import SCENARIOS, scenario
+from keras_unseen import threads_beside_a_step
 
 import duoka
 
@@ -311,8 +312,8 @@ def scopes(strategy):
     return {"digests": digests, "plain": plain, "steps": strategy.step - start, "unbuilt": digest(unbuilt)}
 
 
-scenario(data)
-scenario(misuse)
+for function in (data, misuse, threads_beside_a_step):
+    scenario(function)
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ def make(*extra) -> keras.Model:
     return compiled(keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="relu"), *extra, layers.Dense(3)]))
 
 
-def compiled(model: keras.Model) -> keras.Model:
-    return keras_pieces.compiled(model, metrics=["accuracy"])
+def compiled(model: keras.Model, **options) -> keras.Model:
+    return keras_pieces.compiled(model, metrics=["accuracy"], **options)
 
 
 def digest(model) -> str:

@@ -196,5 +196,12 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
             assert "  do   " in errors[name], name
 
 
+def test_threads_beside_a_step_compute_as_ever_and_do_not_change_it(habits):
+    for found in habits.of("threads_beside_a_step"):
+        assert found["found"]
+        assert all(each == [3.0, 2.0, 0.0] for each in found["found"])
+        assert len(set(found["digests"])) == 1
+
+
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
     assert habits.ended.err.count("Keras 3.99.0 has not been tried with Duoka") == 1

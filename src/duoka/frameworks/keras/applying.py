@@ -8,7 +8,7 @@ from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from duoka.frameworks.replacing import definitions, replacing
+from duoka.frameworks.replacing import definitions, for_this_thread, replacing
 
 Exchange = Callable[[list[Any]], list[Any]]
 
@@ -27,7 +27,7 @@ class Applying:
     def watching(self) -> Iterator[None]:
         makers = {"apply": self._make_apply, "stateless_apply": self._make_stateless_apply}
         known = definitions(BaseOptimizer, list(makers))
-        with replacing([(kind, name, makers[name](method)) for kind, name, method in known]):
+        with replacing([(kind, name, for_this_thread(makers[name](method), method)) for kind, name, method in known]):
             yield
 
     def _make_apply(self, original: Any) -> Any:
