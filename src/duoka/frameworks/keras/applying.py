@@ -22,6 +22,7 @@ class Applying:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self.is_inside = False  # of an optimizer
+        self.has_applied = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -48,7 +49,7 @@ class Applying:
 
     @contextmanager
     def _entering(self) -> Iterator[bool]:
-        was_inside, self.is_inside = self.is_inside, True
+        was_inside, self.is_inside, self.has_applied = self.is_inside, True, True
         try:
             yield not was_inside
         finally:

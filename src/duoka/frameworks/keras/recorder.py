@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from duoka.errors import MismatchError
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
+from duoka.frameworks.keras.refusals import refuse_own_optimizers
 
 
 class NeedsWholeShares(BaseException):
@@ -40,12 +40,8 @@ class Recorder:
         finally:
             for name in shadow:
                 attributes.pop(name, None)
-        if self.gradients is None and self._is_training and self._model.trainable_variables:
-            raise MismatchError(
-                f"The train_step of {type(self._model).__name__} did not call the optimizer.",
-                why="the gradients that it hands to optimizer.apply are what replicas exchange.",
-                do="let it call self.optimizer.apply(gradients, variables), on all branches.",
-            )
+        if self.gradients is None and self._is_training:
+            refuse_own_optimizers(self._model)
 
     def _apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         variables = self._model.optimizer._trainable_variables if trainable_variables is None else trainable_variables
