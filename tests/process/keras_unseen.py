@@ -7,7 +7,17 @@ from threading import Thread
 import keras
 import numpy as np
 from keras import layers
-from keras_habitual import compiled, digest, make, numbers
+from keras_habitual import Hook, compiled, digest, make, numbers
+
+import duoka
+
+BACKEND = keras.backend.backend()
+if BACKEND == "tensorflow":
+    import tensorflow as tf
+elif BACKEND == "torch":
+    import torch
+else:
+    import jax
 
 
 def small(kind: type, **options) -> keras.Model:
@@ -46,3 +56,105 @@ def threads_beside_a_step(strategy):
         strategy.prepare(model).fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
         digests.append(digest(model))
     return {"digests": digests, "found": found}
+
+
+# Weights that differ between workers.
+
+
+def raise_weights(model):
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+
+
+class ByHand(keras.Sequential):
+    """Has no use for the optimizer."""
+
+    if BACKEND == "jax":
+
+        def train_step(self, state, data):
+            weights, other, slots, counted = state
+            x, _ = data
+
+            def loss_of(weights):
+                return keras.ops.mean(keras.ops.square(self.stateless_call(weights, other, x)[0]))
+
+            loss, gradients = jax.value_and_grad(loss_of)(weights)
+            weights = [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)]
+            return {"loss": loss}, (weights, other, slots, counted)
+
+    else:
+
+        def train_step(self, data):
+            x, y = data
+            if BACKEND == "tensorflow":
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(x, y, self(x))
+                gradients = tape.gradient(loss, self.trainable_variables)
+            else:
+                self.zero_grad()
+                loss = self.compute_loss(x, y, self(x))
+                loss.backward()
+                gradients = [variable.value.grad for variable in self.trainable_variables]
+            for variable, gradient in zip(self.trainable_variables, gradients, strict=True):
+                variable.assign(variable.value - 0.1 * gradient)
+            return {"loss": loss}
+
+
+class OtherOptimizer(keras.Sequential):
+    """PyTorch's own."""
+
+    other = None
+
+    def train_step(self, data):
+        x, y = data
+        self.other = self.other or torch.optim.SGD(self.parameters(), 0.1)
+        self.zero_grad()
+        loss = self.compute_loss(x, y, self(x))
+        loss.backward()
+        self.other.step()
+        return {"loss": loss}
+
+
+class OtherOptimizerBeside(keras.Sequential):
+    """PyTorch's own for one layer, after that of Keras."""
+
+    other = None
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.other = self.other or torch.optim.SGD(self.layers[0].parameters(), 0.1)
+        self.other.step()
+        return logs
+
+
+def drifting(strategy):
+    """An error on all workers, which can go on."""
+    x, y = numbers()
+    options = {"batch_size": 10, "epochs": 2, "verbose": 0}
+
+    def set_in_a_callback():
+        hook = Hook("on_epoch_end", lambda callback, *_: strategy.is_main and raise_weights(callback.model))
+        strategy.prepare(make()).fit(x, y, callbacks=[hook], **options)
+
+    def set_between_batches():
+        model = strategy.prepare(make())
+        for number in range(20):
+            model.train_on_batch(x[:10], y[:10])
+            if number == 8 and strategy.is_main:
+                raise_weights(model)
+
+    errors = {}
+
+    def expect(name, function):
+        try:
+            function()
+            errors[name] = "nothing"
+        except duoka.errors.MismatchError as error:
+            errors[name] = str(error)
+
+    expect("set_in_a_callback", set_in_a_callback)
+    expect("set_between_batches", set_between_batches)
+    for kind in (ByHand, *((OtherOptimizer, OtherOptimizerBeside) if BACKEND == "torch" else ())):
+        expect(kind.__name__, lambda kind=kind: strategy.prepare(small(kind)).fit(x, y, **options))
+    model = strategy.prepare(make())
+    model.fit(x, y, **options)
+    return {"errors": errors, "after": digest(model)}

@@ -203,5 +203,25 @@ def test_threads_beside_a_step_compute_as_ever_and_do_not_change_it(habits):
         assert len(set(found["digests"])) == 1
 
 
+def test_weights_that_drift_apart_are_an_error_on_all_that_names_the_first(habits):
+    main, other = habits.of("drifting")
+    assert main["after"] == other["after"], "they can go on"
+    assert main["errors"] == other["errors"]
+    of_torch = {
+        "OtherOptimizer": "OtherOptimizer did not call the optimizer",
+        "OtherOptimizerBeside": "kernel is not the same on workers 0 and 1, after batch 1 of a training",
+    }
+    expected = {
+        "set_in_a_callback": "kernel is not the same on workers 0 and 1, at the end of epoch 0",
+        "set_between_batches": "kernel is not the same on workers 0 and 1, after batch 16 of a training",
+        "ByHand": "ByHand did not call the optimizer",
+        **(of_torch if habits.backend == "torch" else {}),
+    }
+    assert main["errors"].keys() == expected.keys()
+    for name, words in expected.items():
+        assert words in main["errors"][name], name
+        assert "  do   " in main["errors"][name], name
+
+
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
     assert habits.ended.err.count("Keras 3.99.0 has not been tried with Duoka") == 1
