@@ -25,7 +25,7 @@ from keras_data import data
 from keras_habitual import Hook, compiled, digest, make, numbers
 from keras_misuse import misuse
 from keras_pieces import SCENARIOS, scenario
-from keras_unseen import drifting, threads_beside_a_step
+from keras_unseen import drifting, steps_behind_the_back, threads_beside_a_step
 
 import duoka
 
@@ -312,7 +312,7 @@ def scopes(strategy):
     return {"digests": digests, "plain": plain, "steps": strategy.step - start, "unbuilt": digest(unbuilt)}
 
 
-for function in (data, misuse, threads_beside_a_step, drifting):
+for function in (data, misuse, threads_beside_a_step, drifting, steps_behind_the_back):
     scenario(function)
 
 

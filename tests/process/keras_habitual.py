@@ -27,11 +27,13 @@ def digest(model) -> str:
     return keras_pieces.digest(model)[:16]
 
 
-def distance(model, other) -> float:
-    """max|a - b| / max|b| over weights; with the history, if they have one."""
+def distance(model, other, *, with_state: bool = False) -> float:
+    """max|a - b| / max|b| over weights, and other state; with the history, if they have one."""
     pairs = [
         (keras.ops.convert_to_numpy(a.value), keras.ops.convert_to_numpy(b.value))
-        for a, b in zip(model.trainable_variables, other.trainable_variables, strict=True)
+        for a, b in zip(
+            *((each.variables if with_state else each.trainable_variables) for each in (model, other)), strict=True
+        )
     ]
     pairs += [
         (np.array(values), np.array(other.history.history[name])) for name, values in model.history.history.items()

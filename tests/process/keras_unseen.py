@@ -7,7 +7,7 @@ from threading import Thread
 import keras
 import numpy as np
 from keras import layers
-from keras_habitual import Hook, compiled, digest, make, numbers
+from keras_habitual import Hook, compiled, digest, distance, make, numbers
 
 import duoka
 
@@ -158,3 +158,89 @@ def drifting(strategy):
     model = strategy.prepare(make())
     model.fit(x, y, **options)
     return {"errors": errors, "after": digest(model)}
+
+
+# Steps that use weights after they have applied gradients, without Keras seeing it.
+
+
+class Averaging(keras.Sequential):
+    """Keeps averages of its weights, which begin with their values."""
+
+    decay = 0.9
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self.averages = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False, name=f"average_{n}")
+            for n, v in enumerate(self.trainable_variables)
+        ]
+        for average, weight in zip(self.averages, self.trainable_variables, strict=True):
+            average.assign(weight.value)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for average, weight in zip(self.averages, self.trainable_variables, strict=True):
+            self.average(average.value, weight.value)
+        return logs
+
+
+class RawAverages(Averaging):
+    if BACKEND == "tensorflow":
+
+        def average(self, average, weight):
+            average.assign(average + (1 - self.decay) * (weight - average))
+
+    else:
+
+        def average(self, average, weight):
+            average.data.lerp_(weight.data, 1 - self.decay)  # no difference until weights differ
+
+
+class RawDecay(Averaging):
+    """Writes to its weights."""
+
+    if BACKEND == "tensorflow":
+
+        def average(self, average, weight):
+            weight.assign(weight * self.decay)
+
+    else:
+
+        def average(self, average, weight):
+            weight.data.mul_(self.decay)
+
+
+class DataReplaced(Averaging):
+    def average(self, average, weight):
+        weight.data = weight.data * self.decay
+
+
+class RawDecayBefore(keras.Sequential):
+    """Writes to its weights before it trains them."""
+
+    def train_step(self, data):
+        for weight in self.trainable_variables:
+            if BACKEND == "tensorflow":
+                weight.value.assign(weight.value * 0.9)
+            else:
+                weight.value.data.mul_(0.9)
+        return super().train_step(data)
+
+
+def steps_behind_the_back(strategy):
+    """How far each is from one device, averages included, and whether all workers have the same."""
+    x, y = numbers()
+    kinds = {
+        "tensorflow": (RawAverages, RawDecay, RawDecayBefore),
+        "torch": (RawAverages, RawDecay, RawDecayBefore, DataReplaced),
+        "jax": (),
+    }
+    found = {}
+    for kind in kinds[BACKEND]:
+        for is_eager in (False, True) if BACKEND == "tensorflow" else (False,):
+            plain, model = (small(kind, run_eagerly=is_eager) for _ in range(2))
+            strategy.prepare(model)
+            for each in (plain, model):
+                each.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
+            found[f"{kind.__name__} {is_eager}"] = [distance(model, plain, with_state=True), digest(model)]
+    return found

@@ -223,5 +223,13 @@ def test_weights_that_drift_apart_are_an_error_on_all_that_names_the_first(habit
         assert "  do   " in main["errors"][name], name
 
 
+def test_steps_that_write_behind_the_back_of_keras_train_to_the_numbers_of_one_device(habits):
+    main, other = habits.of("steps_behind_the_back")
+    assert main == other
+    assert len(main) == {"tensorflow": 6, "torch": 4, "jax": 0}[habits.backend]
+    for name, (distance, _) in main.items():
+        assert distance <= 1e-5, name
+
+
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
     assert habits.ended.err.count("Keras 3.99.0 has not been tried with Duoka") == 1
