@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,10 +19,12 @@ class NeedsWholeShares(BaseException):
 class Recorder:
     """Use it around one run, or one tracing, of a `train_step` or `test_step`. Nothing of it stays on the optimizer."""
 
-    def __init__(self, model: Any, *, is_training: bool) -> None:
-        self._model, self._is_training = model, is_training
+    def __init__(self, model: Any, *, is_training: bool, find_place: Callable[[], int] | None = None) -> None:
+        """`find_place` tells where a graph is that is being traced."""
+        self._model, self._is_training, self._find_place = model, is_training, find_place
         self.gradients: list[Any] | None = None
         self.variables: list[Any] = []  # that the gradients are of
+        self.applied_at: int | None = None  # the place where they were applied
         self.changed: dict[int, Any] = {}  # variables that were assigned to, by id
         self.counted: set[int] = set()  # ids of variables of metrics that were assigned to
         self._metric_ids = {id(variable) for variable in model.metrics_variables}
@@ -55,6 +57,7 @@ class Recorder:
         if self.gradients is not None:
             raise NeedsWholeShares("it applies gradients more than once")
         self.gradients, self.variables = gradients, variables
+        self.applied_at = self._find_place() if self._find_place is not None else None
 
     def _refuse_others(self, gradients: list[Any]) -> list[Any]:
         """The model's own optimizer is shadowed, and does not come here."""
