@@ -227,13 +227,39 @@ class RawDecayBefore(keras.Sequential):
         return super().train_step(data)
 
 
+class OfJax(keras.Sequential):
+    def train_step(self, state, data):
+        weights, other, slots, counted = state
+        x, y = data
+
+        def loss_of(weights):
+            return self.compute_loss(x, y, self.stateless_call(weights, other, x)[0])
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        weights, slots = self.apply(gradients, weights, slots)
+        return {"loss": loss}, (weights, other, slots, counted)
+
+
+class DecayBefore(OfJax):
+    def apply(self, gradients, weights, slots):
+        return self.optimizer.stateless_apply(slots, gradients, [0.9 * weight for weight in weights])
+
+
+class DecayBeside(OfJax):
+    """Leaves what the optimizer makes of the first layer."""
+
+    def apply(self, gradients, weights, slots):
+        trained, slots = self.optimizer.stateless_apply(slots, gradients, weights)
+        return [0.9 * weight for weight in weights[:2]] + trained[2:], slots
+
+
 def steps_behind_the_back(strategy):
     """How far each is from one device, averages included, and whether all workers have the same."""
     x, y = numbers()
     kinds = {
         "tensorflow": (RawAverages, RawDecay, RawDecayBefore),
         "torch": (RawAverages, RawDecay, RawDecayBefore, DataReplaced),
-        "jax": (),
+        "jax": (DecayBefore, DecayBeside),
     }
     found = {}
     for kind in kinds[BACKEND]:

@@ -226,7 +226,7 @@ def test_weights_that_drift_apart_are_an_error_on_all_that_names_the_first(habit
 def test_steps_that_write_behind_the_back_of_keras_train_to_the_numbers_of_one_device(habits):
     main, other = habits.of("steps_behind_the_back")
     assert main == other
-    assert len(main) == {"tensorflow": 6, "torch": 4, "jax": 0}[habits.backend]
+    assert len(main) == {"tensorflow": 6, "torch": 4, "jax": 2}[habits.backend]
     for name, (distance, _) in main.items():
         assert distance <= 1e-5, name
 
