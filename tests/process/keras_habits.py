@@ -219,13 +219,15 @@ def saving(strategy):
 
 @scenario
 def looking_on_the_main_worker_changes_nothing(strategy):
-    """`evaluate` and `predict` in a callback, on one worker: nobody waits, and nothing differs afterwards."""
+    """`evaluate`, `predict` and the like in a callback, on one worker: nobody waits, and nothing differs afterwards."""
     x, y = numbers()
 
     def look(callback, *args):
         if strategy.is_main:
             callback.model.evaluate(x[:7], y[:7], verbose=0)
             callback.model.predict(x[:7], verbose=0)
+            callback.model.test_on_batch(9 * x[:7], y[:7])
+            callback.model.predict_on_batch(x[:7])
 
     results = []
     for callbacks in ([], [Hook("on_train_batch_end", look), Hook("on_epoch_end", look)]):
@@ -243,6 +245,9 @@ def looking_on_the_main_worker_changes_nothing(strategy):
     plain.set_weights(model.get_weights())
     alone = [float(value) for value in model.evaluate(x, y, verbose=0, batch_size=5)]
     same = np.allclose(alone, plain.evaluate(x, y, verbose=0, batch_size=5), rtol=1e-6)
+    if strategy.is_main:
+        same &= np.allclose(model.test_on_batch(x, y), plain.test_on_batch(x, y), rtol=1e-6)
+        same &= np.allclose(model.predict_on_batch(x), plain.predict_on_batch(x), rtol=1e-6)
     return {"results": results, "after": digest(model), "in_order": in_order < 1e-6, "alone": alone, "same": bool(same)}
 
 

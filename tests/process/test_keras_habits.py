@@ -185,6 +185,7 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         "shuffle_a_stream_differently": "They come from a generator.",
         "set_the_rate_on_one_worker": "the learning rate is",
         "rows_that_do_not_fit": "have 9, 10 rows",
+        "a_batch_without_rows": "A batch has no rows.",
         "scope_in_a_scope": "inside the scope of another",
         "prepare_in_the_middle": "is under way",
         "state_of_rows": "has stateful=True",

@@ -32,7 +32,15 @@ from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 from duoka.frameworks.placement_log import PlacementLog
 
-_SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate", "predict")
+_SHADOWED = (
+    "make_train_function",
+    "make_test_function",
+    "fit",
+    "evaluate",
+    "predict",
+    "test_on_batch",
+    "predict_on_batch",
+)
 
 
 class Attachment:
@@ -137,10 +145,16 @@ class Attachment:
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         return self._run_alone("predict", args, kwargs)
 
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_alone("test_on_batch", args, kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_alone("predict_on_batch", args, kwargs)
+
     def _run_alone(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """With one progress bar, even when all workers do it; and in the middle of `fit` without a trace."""
         arguments = self._by_name(name, args, kwargs)
-        if not self._is_main():
+        if name in ("evaluate", "predict") and not self._is_main():
             arguments["verbose"] = 0
         keeping: AbstractContextManager[None] = self._keeping_state() if self._is_fitting else nullcontext()
         with keeping:
