@@ -8,12 +8,14 @@ run, in the ordinary way, and compares.
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -73,6 +75,33 @@ def callbacks_that_write(strategy):
         "left": shadows,
         "log": (folder / "log.csv").read_text().splitlines() if strategy.is_main else None,
     }
+
+
+@scenario
+def callbacks_of_other_kinds(strategy):
+    """One that sends what it knows, to a server on each worker; and a list that was made by hand."""
+    sent = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["epoch"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    x, y = numbers()
+    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monitor = KINDS.RemoteMonitor(f"http://127.0.0.1:{server.server_port}", send_as_json=True)
+        strategy.prepare(make()).fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=[monitor])
+        server.shutdown()
+    model = strategy.prepare(make())
+    log = FOLDER / f"list-{strategy.worker}.csv"
+    given = KINDS.CallbackList([KINDS.CSVLogger(str(log))], add_history=True, model=model, epochs=2, steps=4, verbose=0)
+    history = model.fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=given)
+    return {"sent": sent, "logged": log.exists(), "history": history.history, "left": len(given.callbacks)}
 
 
 @scenario
@@ -184,9 +213,10 @@ def saving(strategy):
     model.save_weights(folder / "all.weights.h5")
     if strategy.is_main:
         model.save(folder / "main.keras")
-    if keras.backend.backend() == "tensorflow":
-        for _ in range(2):
-            model.export(folder / "new" / "exported", verbose=False)
+    is_torch = keras.backend.backend() == "torch"
+    kind, exported = ("torch", "exported.pt2") if is_torch else ("tf_saved_model", "exported")
+    for _ in range(2):
+        model.export(folder / "new" / exported, format=kind, verbose=False)
     refused = []
     try:
         model.save(folder / "missing" / "m.keras")
@@ -207,6 +237,7 @@ def saving(strategy):
     facts: dict = {"exists": folder.exists(), "refused": refused}
     if strategy.is_main:
         facts["names"] = sorted(path.name for path in folder.iterdir())
+        facts["exported"] = [path.name for path in (folder / "new").iterdir()] == [exported]
         loaded = [keras.models.load_model(folder / name) for name in ("c.keras", "all.keras", "main.keras")]
         model_again = make()
         model_again.load_weights(folder / "all.weights.h5")

@@ -73,6 +73,14 @@ def test_callbacks_write_on_the_main_worker_and_know_the_same_on_all(habits):
     assert main["left"] == other["left"] == []
 
 
+def test_a_monitor_sends_once_and_a_list_of_callbacks_stays_as_it_was_given(habits):
+    main, other = habits.of("callbacks_of_other_kinds")
+    assert (main["sent"], other["sent"]) == ([0, 1], [])
+    assert (main["logged"], other["logged"]) == (True, False)
+    assert main["history"] == other["history"] and len(main["history"]["loss"]) == 2
+    assert main["left"] == other["left"] == 2, "the logger and the History"
+
+
 def test_all_workers_restore_what_one_has_backed_up(habits):
     main, other = habits.of("restores_run_on_all_workers")
     assert main == other
@@ -118,6 +126,7 @@ def test_models_are_saved_once_and_whole(habits):
     expected = {"all.keras", "all.weights.h5", "c.keras", "main.keras"}
     assert set(main["names"]) - {"new"} == expected, "and nothing half-written"
     assert main["same"] == [True] * 4
+    assert main["exported"]
     assert main["ours"] == []
     missing, full, there = main["refused"]
     assert "there is no folder" in missing
