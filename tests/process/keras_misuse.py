@@ -49,6 +49,13 @@ def misuse(strategy):
 
         strategy.prepare(make()).fit(batches(), verbose=0)
 
+    def a_batch_without_rows():
+        def batches():
+            yield x[:10], y[:10]
+            yield x[:0], y[:0]
+
+        strategy.prepare(make()).fit(batches(), verbose=0)
+
     def scope_in_a_scope():
         with strategy.scope(), duoka.Mirrored(devices=2).scope():
             pass
@@ -106,6 +113,7 @@ def misuse(strategy):
         shuffle_a_stream_differently,
         set_the_rate_on_one_worker,
         rows_that_do_not_fit,
+        a_batch_without_rows,
         scope_in_a_scope,
         prepare_in_the_middle,
         state_of_rows,

@@ -64,14 +64,17 @@ class Wire:
         return self.add_up(gradients, [self.weight] * len(gradients))
 
     def gather_slices(self, indices: Array, values: Array) -> list[Array]:
-        """One behind the other, in the order of workers, unmerged: Keras clips and squares them as they come."""
+        """One behind the other, in the order of workers, unmerged: optimizers clip and square them as they come."""
         if not self.num_rows:
             indices, values = indices[:0], values[:0]
         weighted = (values * self.weight).astype(values.dtype)
         return [np.concatenate(self.gather(part)) for part in (indices, weighted)]
 
     def correct(self, denominator: Array) -> Array:
-        """The factor of a loss term that is divided by this instead of by rows, see terms.py."""
+        """The factor of a loss term that is divided by d_r instead of by rows: (d_r / n_r) (n / d).
+
+        With it, and the weight n_r / n of a worker, the term is divided by d, the sum of all d_r.
+        """
         own = float(denominator) if self.num_rows else 0.0
         total = float(self.add_up([np.float64(own).reshape(1)], [1.0])[0][0])
         is_corrected = self.num_rows > 0 and total != 0

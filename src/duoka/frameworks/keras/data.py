@@ -28,7 +28,14 @@ def count_rows(batch: Any) -> int:
             why="replicas take parts of a batch, so that its arrays must have the same number of rows.",
             do="let x, y and sample_weight of a batch have one row for each sample.",
         )
-    return counts.pop()
+    count = counts.pop()
+    if count == 0:
+        raise MismatchError(
+            "A batch has no rows.",
+            why="a loss has no mean over no rows, and replicas have nothing to share.",
+            do="leave empty batches out: dataset.filter, or an `if len(x)` before `yield`.",
+        )
+    return count
 
 
 def structure(batch: Any) -> tuple[Any, ...]:

@@ -20,6 +20,17 @@ def refuse_own_functions(model: Any) -> None:
             )
 
 
+def refuse_own_optimizers(model: Any) -> None:
+    """After a step, or its tracing, that has not called an optimizer of Keras."""
+    if model.trainable_variables:
+        raise MismatchError(
+            f"The train_step of {type(model).__name__} did not call the optimizer.",
+            why="the gradients that it hands to optimizer.apply are what replicas exchange; what torch.optim, optax or"
+            " the step itself does to weights would be done by each worker with its own rows.",
+            do="let it call self.optimizer.apply(gradients, variables), with an optimizer of Keras, on all branches.",
+        )
+
+
 def refuse_stateful_layers(model: Any) -> None:
     """For a model that is built: layers may be made on the way."""
     for layer in model._flatten_layers():

@@ -18,6 +18,7 @@ from duoka.frameworks.keras.corrections import Corrections
 from duoka.frameworks.keras.host import Host
 from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.logs import Logs
+from duoka.frameworks.keras.refusals import refuse_own_optimizers
 from duoka.frameworks.keras.sync_batchnorm import synchronising
 from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.trackers import tracking
@@ -81,6 +82,8 @@ class ShareBackend(ABC):
                     yield
             else:
                 yield
+        if not applying.has_applied:
+            refuse_own_optimizers(self._model)
 
     @contextmanager
     def _watching_changes(self, applying: Applying) -> Iterator[None]:

@@ -13,7 +13,7 @@ from duoka.collectives.arrays import Array, as_array
 from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.logs import Logs, metric_results
-from duoka.frameworks.keras.raw_variables import refuse_raw_variables
+from duoka.frameworks.keras.raw_variables import count_operations, watching_raw_variables
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
@@ -138,10 +138,14 @@ class TensorFlowBackend(Backend):
         starts = [tf.fill(variable.shape, tf.cast(factors[START], variable.dtype)) for variable in metrics]
         for variable, start in zip(metrics, starts, strict=True):
             variable.value.assign(start)
-        recorder = Recorder(model, is_training=self.is_training)
-        with recorder.watching(), self._terms.watching(factors), tracking(model, factors[ROWS]):
+        recorder = Recorder(model, is_training=self.is_training, find_place=count_operations)
+        with (
+            recorder.watching(),
+            self._terms.watching(factors),
+            tracking(model, factors[ROWS]),
+            watching_raw_variables(model, recorder, [*state, *metrics]),
+        ):
             reported = model.train_step(data) if self.is_training else model.test_step(data)
-        refuse_raw_variables(model, [*model.variables, *state, *metrics, *recorder.changed.values()])
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]
         self.others = [variable for variable in changed if not variable.value.dtype.is_floating]

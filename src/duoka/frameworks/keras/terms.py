@@ -18,6 +18,7 @@ from keras.src.losses import loss as loss_module
 
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
+from duoka.frameworks.replacing import for_this_thread
 
 MOST_TERMS = 62
 MOST_FACTORS = MOST_TERMS + 2  # one for each term, and:
@@ -68,7 +69,7 @@ class Terms:
             term = reduce(values, sample_weight, mask, reduction, dtype)
             return term if kind == MEAN else term * ops.cast(factors[number], term.dtype)
 
-        loss_module.reduce_weighted_values = corrected
+        loss_module.reduce_weighted_values = for_this_thread(corrected, reduce)
         try:
             yield
         finally:
