@@ -18,7 +18,14 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import keras
 import numpy as np
 from keras import layers
-from keras_losses import added_losses, masked_beside_unmasked, no_reduction, sum_reduction, weights_now_and_then
+from keras_losses import (
+    added_losses,
+    masked_beside_unmasked,
+    no_reduction,
+    one_number_for_a_batch,
+    sum_reduction,
+    weights_now_and_then,
+)
 from keras_own_step import own_train_step
 from keras_pieces import (
     SCENARIOS,
@@ -276,6 +283,7 @@ for function in (
     weights_now_and_then,
     added_losses,
     no_reduction,
+    one_number_for_a_batch,
 ):
     scenario(function)
 

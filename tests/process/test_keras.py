@@ -28,6 +28,7 @@ NUMBERS = {
     "weights_now_and_then": 1e-5,
     "positions": 1e-5,
     "no_reduction": 1e-5,
+    "one_number_for_a_batch": 1e-5,
     "mixed_precision": 2e-3,  # rows are added up in another order, in 16 bits
     "eager": 1e-5,
     "last_batch_of_one": 1e-5,
@@ -45,7 +46,7 @@ FEW = ("sgd_briefly", "a_death")
 SOME = {
     "tensorflow": (*FEW, "everything_at_once"),
     "jax": FEW,
-    "torch": (*FEW, "everything_at_once", "last_batch_of_one", "masked_beside_unmasked"),
+    "torch": (*FEW, "everything_at_once", "last_batch_of_one", "masked_beside_unmasked", "one_number_for_a_batch"),
 }
 
 
@@ -102,6 +103,12 @@ def test_a_metric_that_is_no_sum_is_named_and_others_are_right(backend):
     plain, ours = (results[kind]["a_metric_that_is_no_sum"]["history"] for kind in ("plain", "ours"))
     name = "sparse_top_k_categorical_accuracy"
     assert ours[name] == pytest.approx(plain[name])
+
+
+@pytest.mark.torch
+def test_a_loss_that_gives_one_number_for_a_batch_is_named_once():
+    said = run("torch", 1, 4, SOME["torch"], "--plain")[1]
+    assert said.count("the loss mean_of_all gives one number for a batch") == 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

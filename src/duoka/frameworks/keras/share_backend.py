@@ -81,6 +81,7 @@ class ShareBackend(ABC):
                     yield
             else:
                 yield
+        self._terms.name_single_numbers(self._tell)
 
     @contextmanager
     def _watching_changes(self, applying: Applying) -> Iterator[None]:
