@@ -373,6 +373,17 @@ def synchronised_with_masks():
 
 
 @scenario
+def synchronised_layer():
+    """One layer asks for the statistics of the whole batch by itself, as for tf.distribute."""
+    x, y = numbers(41)
+    norm = layers.BatchNormalization(synchronized=True)
+    model = keras.Sequential([layers.Dense(8, use_bias=False), norm, layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.1), LOSS)
+    model = make_strategy().prepare(model)
+    return describe(model, model.fit(x, y, batch_size=10, epochs=4, verbose=0))
+
+
+@scenario
 def refused_compiler():
     """On TensorFlow XLA cannot call out of a step; elsewhere this trains."""
     x, y = numbers(20)
@@ -417,8 +428,9 @@ def describe(model, history) -> dict:
 def main() -> None:
     known = SCENARIOS | {"struck": struck}
     names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(SCENARIOS)
-    if BACKEND != "tensorflow" and "average_run_eagerly" in names:
-        names.remove("average_run_eagerly")  # on PyTorch everything runs so, and on JAX it takes too long
+    if BACKEND != "tensorflow":
+        # On PyTorch everything runs eagerly, and on JAX that takes too long. Both know of no synchronized=True.
+        names = [name for name in names if name not in ("average_run_eagerly", "synchronised_layer")]
     results = {}
     for name in names:
         keras.utils.set_random_seed(7)
