@@ -178,9 +178,14 @@ def test_data_of_all_kinds_is_read_in_the_order_of_one_device(habits):
 def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(habits):
     main, other = habits.of("misuse")
     assert main["after"] == other["after"], "they can go on"
-    of_tensorflow = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
+    variables = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
+    of_tensorflow = {
+        **dict.fromkeys(variables, "writes to a tf.Variable"),
+        "made_in_a_scope_of_tensorflow": "belongs to a strategy of tf.distribute",
+        "made_in_two_scopes": "belongs to a strategy of tf.distribute",
+    }
     for name, words in {
-        **dict.fromkeys(of_tensorflow if habits.backend == "tensorflow" else (), "writes to a tf.Variable"),
+        **(of_tensorflow if habits.backend == "tensorflow" else {}),
         "shuffle_differently": "They come from arrays.",
         "shuffle_a_stream_differently": "They come from a generator.",
         "set_the_rate_on_one_worker": "the learning rate is",
@@ -189,6 +194,7 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         "prepare_in_the_middle": "is under way",
         "state_of_rows": "has stateful=True",
         "function_of_its_own": "Mine overrides make_train_function",
+        "distribution_of_keras": "keras.distribution.set_distribution is in force",
         "models_that_differ": "kernel: (8, 4) float32' on worker 0, ",
     }.items():
         for errors in (main["errors"], other["errors"]):
