@@ -201,14 +201,20 @@ def batches_from_a_dataset(strategy):
 
 
 @scenario
-def positions(strategy):
+def positions(strategy, epochs=3, **options):
     x, y, _ = tokens(37)
     with strategy.scope():
         model = compiled(
             keras.Sequential([Positions(), layers.GlobalAveragePooling1D(), layers.Dense(4)]),
             keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1),
+            **options,
         )
-    return model, model.fit(x, y, batch_size=10, epochs=3, verbose=0)
+    return model, model.fit(x, y, batch_size=10, epochs=epochs, verbose=0)
+
+
+@scenario
+def positions_run_eagerly(strategy):
+    return positions(strategy, epochs=1, run_eagerly=True)
 
 
 @scenario

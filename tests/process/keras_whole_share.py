@@ -281,16 +281,21 @@ def applies_twice():
 
 
 @scenario
-def positions():
+def positions(**options):
     """A table whose gradient has a row for each place, not for each row of the batch, with its norm clipped."""
     x = padded_tokens(37)
     inner = keras.Sequential([keras.Input((9,), dtype="int32"), Positions(), layers.GlobalAveragePooling1D()])
     inner.add(layers.Dense(4))
     model = WithAverage(inner)
     model.build((None, 9))
-    compiled(model, keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1))
+    compiled(model, keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1), **options)
     model = make_strategy().prepare(model)
     return describe(model, model.fit(x, x[:, 0] % 4, batch_size=10, epochs=3, verbose=0))
+
+
+@scenario
+def positions_run_eagerly():
+    return positions(run_eagerly=True)
 
 
 class Rates(keras.callbacks.Callback):
@@ -430,7 +435,8 @@ def main() -> None:
     names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(SCENARIOS)
     if BACKEND != "tensorflow":
         # On PyTorch everything runs eagerly, and on JAX that takes too long. Both know of no synchronized=True.
-        names = [name for name in names if name not in ("average_run_eagerly", "synchronised_layer")]
+        left_out = ("average_run_eagerly", "positions_run_eagerly", "synchronised_layer")
+        names = [name for name in names if name not in left_out]
     results = {}
     for name in names:
         keras.utils.set_random_seed(7)

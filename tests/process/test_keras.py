@@ -27,6 +27,7 @@ NUMBERS = {
     "added_losses": 1e-5,
     "weights_now_and_then": 1e-5,
     "positions": 1e-5,
+    "positions_run_eagerly": 1e-5,
     "no_reduction": 1e-5,
     "one_number_for_a_batch": 1e-5,
     "mixed_precision": 2e-3,  # rows are added up in another order, in 16 bits
@@ -44,7 +45,7 @@ NUMBERS = {
 # What `make test` has time for; `make test-full` runs all. Only PyTorch compiles nothing.
 FEW = ("sgd_briefly", "a_death")
 SOME = {
-    "tensorflow": (*FEW, "everything_at_once"),
+    "tensorflow": (*FEW, "everything_at_once", "positions_run_eagerly"),
     "jax": FEW,
     "torch": (*FEW, "everything_at_once", "last_batch_of_one", "masked_beside_unmasked", "one_number_for_a_batch"),
 }

@@ -28,6 +28,7 @@ NUMBERS = {
     "adversaries": 1e-5,
     "applies_twice": 1e-5,
     "positions": 1e-5,
+    "positions_run_eagerly": 1e-5,
     "synchronised": 1e-4,
     "synchronised_with_masks": 1e-4,
     "synchronised_layer": 1e-4,
@@ -36,6 +37,7 @@ NUMBERS = {
 QUICK = (
     "adversaries",
     "applies_twice",
+    "positions_run_eagerly",
     "different_rates",
     "synchronised_with_masks",
     "synchronised_layer",

@@ -14,6 +14,7 @@ from duoka.errors import MismatchError
 from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.backends import BACKENDS
+from duoka.frameworks.keras.compiler_choice import watch_choice
 from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import refuse_other_distributions, refuse_own_functions
@@ -92,6 +93,8 @@ class KerasAdapter:
             placement_log=self._placement_log,
             readings=self._readings,
         ).attach()
+        if keras.backend.backend() == "tensorflow":  # where updates are compiled that nobody asked to compile
+            watch_choice(model)
 
     def _check(self, model: Any) -> None:
         if (name := keras.backend.backend()) not in BACKENDS:

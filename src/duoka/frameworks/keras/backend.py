@@ -74,6 +74,7 @@ class Backend(ABC):
         return ["train_step"] if self.model.jit_compile and not self.model.run_eagerly else []
 
     model: Any
+    is_repeatable = True  # whether a step that is run again on the same rows gives the same
     is_training: bool
     moving: list[Any]  # the variables that the step has changed: of floats,
     others: list[Any]  # and all others; known once something was computed

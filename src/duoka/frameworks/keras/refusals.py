@@ -29,7 +29,7 @@ def refuse_other_distributions(model: Any) -> None:
         raise MismatchError(
             f"A {type(model).__name__} is to train on replicas, and keras.distribution.set_distribution is in force.",
             why="both would spread batches or weights over devices.",
-            do="leave set_distribution out, or call keras.distribution.set_distribution(None) before the model is made.",
+            do="leave it out, or call keras.distribution.set_distribution(None) before the model is made.",
         )
     if keras.backend.backend() == "tensorflow" and _is_of_tf_distribute(model):
         raise MismatchError(

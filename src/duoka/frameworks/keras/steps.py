@@ -66,7 +66,8 @@ class Steps:
         if first not in ready:
             ready[first] = self._compute(batch, first, counts, total_counts)
         if is_new:
-            self._check_metrics(ready[first], self._compute(batch, first, counts, total_counts, start=1.0))
+            if self._backend.is_repeatable:
+                self._check_metrics(ready[first], self._compute(batch, first, counts, total_counts, start=1.0))
             self._terms.name_single_numbers(self._tell)
             if names := self._backend.name_unknown_state():
                 self._tell(f"{names}: what replicas make of it is merged to a mean, weighted by rows, as for BatchNorm")
