@@ -24,6 +24,7 @@ from keras import layers
 from keras_data import data
 from keras_habitual import Hook, compiled, digest, make, numbers
 from keras_misuse import misuse
+from keras_on_tensorflow import draws_of_tensorflow, who_compiles_the_update
 from keras_pieces import SCENARIOS, scenario
 
 import duoka
@@ -313,6 +314,9 @@ def scopes(strategy):
 
 scenario(data)
 scenario(misuse)
+if keras.backend.backend() == "tensorflow":
+    scenario(draws_of_tensorflow)
+    scenario(who_compiles_the_update)
 
 
 def main() -> None:

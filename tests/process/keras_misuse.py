@@ -34,6 +34,11 @@ def misuse(strategy):
 
         strategy.prepare(make()).fit(batches(), verbose=0)
 
+    def differ_in_the_last_row():
+        wide = np.zeros((33, 2000), "float32")
+        wide[-1] = strategy.worker
+        strategy.prepare(compiled(keras.Sequential([layers.Dense(3)]))).fit(wide, y, batch_size=33, verbose=0)
+
     def set_the_rate_on_one_worker():
         model = strategy.prepare(make())
 
@@ -132,6 +137,7 @@ def misuse(strategy):
         *(of_tensorflow if keras.backend.backend() == "tensorflow" else ()),
         shuffle_differently,
         shuffle_a_stream_differently,
+        differ_in_the_last_row,
         set_the_rate_on_one_worker,
         rows_that_do_not_fit,
         scope_in_a_scope,

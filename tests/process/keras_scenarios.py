@@ -282,6 +282,29 @@ def a_metric_that_is_no_sum(strategy):
     return model, model.fit(x, y, batch_size=10, epochs=2, verbose=0)
 
 
+class Seen(keras.metrics.Metric):
+    """A metric of the user's own: counts batches, or rows."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.number = self.add_variable((), "zeros", name="number")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.number.assign_add(1.0 if self.name == "batches_seen" else keras.ops.sum(keras.ops.ones_like(y_true)))
+
+    def result(self):
+        return keras.ops.convert_to_tensor(self.number)
+
+
+@scenario
+def a_metric_that_counts_batches(strategy):
+    x, y = numbers(23)
+    with strategy.scope():
+        metrics = [Seen("batches_seen"), Seen("rows_seen"), "accuracy"]
+        model = compiled(classifier(layers.BatchNormalization(), layers.Dropout(0.3)), metrics=metrics)
+    return model, model.fit(x, y, batch_size=12, epochs=2, verbose=0)
+
+
 for function in (
     own_train_step,
     masked_beside_unmasked,

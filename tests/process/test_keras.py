@@ -47,7 +47,14 @@ FEW = ("sgd_briefly", "a_death")
 SOME = {
     "tensorflow": (*FEW, "everything_at_once", "positions_run_eagerly"),
     "jax": FEW,
-    "torch": (*FEW, "everything_at_once", "last_batch_of_one", "masked_beside_unmasked", "one_number_for_a_batch"),
+    "torch": (
+        *FEW,
+        "everything_at_once",
+        "last_batch_of_one",
+        "masked_beside_unmasked",
+        "one_number_for_a_batch",
+        "a_metric_that_counts_batches",
+    ),
 }
 
 
@@ -110,6 +117,26 @@ def test_a_metric_that_is_no_sum_is_named_and_others_are_right(backend):
 def test_a_loss_that_gives_one_number_for_a_batch_is_named_once():
     said = run("torch", 1, 4, SOME["torch"], "--plain")[1]
     assert said.count("the loss mean_of_all gives one number for a batch") == 1
+
+
+def check_metrics_of_batches(backend: str, names: tuple[str, ...]) -> None:
+    results, said = run(backend, 1, 4, names, "--plain")
+    named = [line for line in said.splitlines() if "counts batches rather than rows" in line]
+    assert [line.split()[1] for line in named] == ["batches_seen"]
+    plain, ours = (results[kind]["a_metric_that_counts_batches"]["history"] for kind in ("plain", "ours"))
+    assert ours["rows_seen"] == plain["rows_seen"] == [23.0, 23.0]
+    assert plain["batches_seen"] != ours["batches_seen"], "else there is nothing to be named"
+
+
+@pytest.mark.torch
+def test_a_metric_that_counts_batches_is_named_and_one_that_counts_rows_is_not():
+    check_metrics_of_batches("torch", SOME["torch"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_metric_that_counts_batches_is_named_on_every_backend(backend):
+    check_metrics_of_batches(backend, ())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -188,6 +188,7 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         **(of_tensorflow if habits.backend == "tensorflow" else {}),
         "shuffle_differently": "They come from arrays.",
         "shuffle_a_stream_differently": "They come from a generator.",
+        "differ_in_the_last_row": "saw different global batches",
         "set_the_rate_on_one_worker": "the learning rate is",
         "rows_that_do_not_fit": "have 9, 10 rows",
         "scope_in_a_scope": "inside the scope of another",
@@ -204,3 +205,18 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
 
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
     assert habits.ended.err.count("Keras 3.99.0 has not been tried with Duoka") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_draws_from_tf_random_are_named_once():
+    said = found("tensorflow").ended.said()
+    assert len([line for line in said if "the step of Sequential draws from tf.random" in line]) == 1
+    assert not [line for line in said if "loss is not a sum" in line], "a step that draws cannot be run again to see"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_the_update_is_compiled_unless_it_is_refused_or_large():
+    main, other = found("tensorflow").of("who_compiles_the_update")
+    assert main == other == {"told": [True, False, True, False]}
