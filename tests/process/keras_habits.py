@@ -26,6 +26,7 @@ from keras import layers
 from keras_data import data
 from keras_habitual import Hook, compiled, digest, make, numbers
 from keras_misuse import misuse
+from keras_on_tensorflow import draws_of_tensorflow, who_compiles_the_update
 from keras_pieces import SCENARIOS, scenario
 from keras_unseen import drifting, steps_behind_the_back, threads_beside_a_step
 
@@ -350,6 +351,9 @@ def scopes(strategy):
 
 for function in (data, misuse, threads_beside_a_step, drifting, steps_behind_the_back):
     scenario(function)
+if keras.backend.backend() == "tensorflow":
+    scenario(draws_of_tensorflow)
+    scenario(who_compiles_the_update)
 
 
 def main() -> None:

@@ -187,11 +187,17 @@ def test_data_of_all_kinds_is_read_in_the_order_of_one_device(habits):
 def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(habits):
     main, other = habits.of("misuse")
     assert main["after"] == other["after"], "they can go on"
-    of_tensorflow = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
+    variables = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
+    of_tensorflow = {
+        **dict.fromkeys(variables, "writes to a tf.Variable"),
+        "made_in_a_scope_of_tensorflow": "belongs to a strategy of tf.distribute",
+        "made_in_two_scopes": "belongs to a strategy of tf.distribute",
+    }
     for name, words in {
-        **dict.fromkeys(of_tensorflow if habits.backend == "tensorflow" else (), "writes to a tf.Variable"),
+        **(of_tensorflow if habits.backend == "tensorflow" else {}),
         "shuffle_differently": "They come from arrays.",
         "shuffle_a_stream_differently": "They come from a generator.",
+        "differ_in_the_last_row": "saw different global batches",
         "set_the_rate_on_one_worker": "the learning rate is",
         "rows_that_do_not_fit": "have 9, 10 rows",
         "a_batch_without_rows": "A batch has no rows.",
@@ -199,6 +205,7 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         "prepare_in_the_middle": "is under way",
         "state_of_rows": "has stateful=True",
         "function_of_its_own": "Mine overrides make_train_function",
+        "distribution_of_keras": "keras.distribution.set_distribution is in force",
         "models_that_differ": "kernel: (8, 4) float32' on worker 0, ",
     }.items():
         for errors in (main["errors"], other["errors"]):
@@ -243,3 +250,18 @@ def test_steps_that_write_behind_the_back_of_keras_train_to_the_numbers_of_one_d
 
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
     assert habits.ended.err.count("Keras 3.99.0 has not been tried with Duoka") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_draws_from_tf_random_are_named_once():
+    said = found("tensorflow").ended.said()
+    assert len([line for line in said if "the step of Sequential draws from tf.random" in line]) == 1
+    assert not [line for line in said if "loss is not a sum" in line], "a step that draws cannot be run again to see"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_the_update_is_compiled_unless_it_is_refused_or_large():
+    main, other = found("tensorflow").of("who_compiles_the_update")
+    assert main == other == {"told": [True, False, True, False]}

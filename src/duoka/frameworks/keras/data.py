@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from keras import tree
 
-from duoka.collectives.arrays import as_array
+from duoka.collectives.arrays import Array, as_array
 from duoka.errors import MismatchError
 
 _DIGEST_BYTES = 4096  # of each array: its first rows differ when the order does
+_DIGEST_VALUES = 4096  # more of each array, spread over all of its rows: at least one of each, at most
+_VALUES_PER_ROW = 8
 
 
 def leaves_of(batch: Any) -> list[Any]:
@@ -54,16 +56,32 @@ def cut(batch: Any, rows: range, take: Callable[[Any], Any] = lambda part: part)
 
 
 def digest(batch: Any) -> int:
-    """The same number for the same rows in the same order, nearly always another one otherwise."""
+    """The same number for the same rows in the same order, nearly always another one otherwise.
+
+    It is made of the first rows and of some values of every row: to read all takes longer than many a step.
+    """
     number = 0
     for leaf in leaves_of(batch):
         try:
-            part = as_array(leaf)[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))]
+            array = as_array(leaf)
         except (MismatchError, TypeError):
             continue  # ragged, sparse, or text
-        if part.dtype.kind not in "OSUV":
-            number = zlib.crc32(np.ascontiguousarray(part).data, number)
+        if array.dtype.kind not in "OSUV":
+            first = array[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))]
+            for part in (first, _some_of_each_row(array)):
+                number = zlib.crc32(np.ascontiguousarray(part).data, number)
     return number
+
+
+def _some_of_each_row(array: Array) -> Array:
+    """The same ones however the array lies in memory."""
+    row = array.shape[1:]
+    if not row or not array.size:
+        return array
+    num_values = int(np.prod(row))
+    count = min(num_values, _VALUES_PER_ROW, max(1, _DIGEST_VALUES // len(array)))
+    places = np.unravel_index(np.arange(count) * num_values // count, row)
+    return array[(slice(None), *places)]
 
 
 def _row_bytes(leaf: Any) -> int:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from keras import layers
+
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
 from duoka.frameworks.keras.refusals import refuse_own_optimizers
+from duoka.frameworks.replacing import for_this_thread, replacing
 
 
 class NeedsWholeShares(BaseException):
@@ -37,7 +40,11 @@ class Recorder:
         attributes.update(shadow)
         others = Applying(self._refuse_others)
         try:
-            with watching_assignments(self._see), others.watching() if self._is_training else nullcontext():
+            with (
+                watching_assignments(self._see),
+                others.watching() if self._is_training else nullcontext(),
+                _finding_synchronised_layers(),
+            ):
                 yield
         finally:
             for name in shadow:
@@ -74,3 +81,18 @@ class Recorder:
             self.counted.add(id(variable))
         else:
             self.changed[id(variable)] = variable
+
+
+@contextmanager
+def _finding_synchronised_layers() -> Iterator[None]:
+    """A layer that is to normalise with the statistics of all replicas has to hear of them in the middle of a step."""
+    kind = layers.BatchNormalization
+    own = kind._moments
+
+    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+        if layer.synchronized:
+            raise NeedsWholeShares(f"the layer {layer.name} has synchronized=True")
+        return own(layer, inputs, mask)
+
+    with replacing([(kind, "_moments", for_this_thread(moments, own))]):
+        yield

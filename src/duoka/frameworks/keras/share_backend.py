@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -27,7 +27,7 @@ from duoka.frameworks.keras.trackers import tracking
 class ShareBackend(ABC):
     def __init__(self, model: Any, wire: Wire, host: Host, tell: Any, *, sync_batchnorm: bool) -> None:
         self._model, self._wire, self._host, self._tell = model, wire, host, tell
-        self._is_synchronised = sync_batchnorm and not wire.is_alone
+        self._sync_batchnorm = sync_batchnorm
         self._terms = Terms()
         self._changed: dict[int, Any] = {}  # variables that the step itself assigns to, in this order
         self._updated: set[int] = set()  # ids of variables of metrics that its last run has assigned to
@@ -71,17 +71,20 @@ class ShareBackend(ABC):
         """Around one run, or one tracing, of the step."""
         applying = Applying(self._exchange)
         corrections = Corrections(self._terms, factor, self._ask_correction)
+        synchronised: AbstractContextManager[None] = (
+            nullcontext()
+            if self._wire.is_alone
+            else synchronising(self._host, self._wire, all_layers=self._sync_batchnorm)
+        )
         with (
             applying.watching(),
             self._watching_changes(applying),
             self._terms.watching(corrections),
             tracking(self._model, factor),
+            synchronised,
         ):
-            if self._is_synchronised:
-                with synchronising(self._host, self._wire):
-                    yield
-            else:
-                yield
+            yield
+        self._terms.name_single_numbers(self._tell)
         if not applying.has_applied:
             refuse_own_optimizers(self._model)
 

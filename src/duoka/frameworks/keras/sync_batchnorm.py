@@ -14,14 +14,20 @@ from duoka.frameworks.replacing import for_this_thread, replacing
 
 
 @contextmanager
-def synchronising(host: Host, wire: Wire) -> Iterator[None]:
-    """Around one run, or one tracing, of a training step. Keras asks `_moments` only where it trains."""
+def synchronising(host: Host, wire: Wire, *, all_layers: bool) -> Iterator[None]:
+    """Around one run, or one tracing, of a training step: all layers, or those with synchronized=True.
+
+    Keras asks `_moments` only where it trains.
+    """
     kind = layers.BatchNormalization
+    own = kind._moments
 
     def moments(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        return _moments(layer, inputs, mask, host, wire)
+        if all_layers or layer.synchronized:
+            return _moments(layer, inputs, mask, host, wire)
+        return own(layer, inputs, mask)
 
-    with replacing([(kind, "_moments", for_this_thread(moments, kind._moments))]):
+    with replacing([(kind, "_moments", for_this_thread(moments, own))]):
         yield
 
 
