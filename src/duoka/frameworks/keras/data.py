@@ -80,8 +80,9 @@ def _some_of_each_row(array: Array) -> Array:
         return array
     num_values = int(np.prod(row))
     count = min(num_values, _VALUES_PER_ROW, max(1, _DIGEST_VALUES // len(array)))
-    places = np.unravel_index(np.arange(count) * num_values // count, row)
-    return array[(slice(None), *places)]
+    places: tuple[Any, ...] = np.unravel_index(np.arange(count) * num_values // count, row)
+    every: tuple[Any, ...] = (slice(None),)
+    return array[every + places]
 
 
 def _row_bytes(leaf: Any) -> int:

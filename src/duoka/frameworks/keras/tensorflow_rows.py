@@ -36,9 +36,14 @@ def cut(batch: Any, rows: range) -> Any:
     return data.cut(batch, rows, take=tf.convert_to_tensor)
 
 
-def has_rows_in_graph(slices: Any) -> bool:
-    """Slices that come from the rows of a batch, whose number a graph does not know; not those of positions."""
-    return slices.indices.shape[0] is None
+def has_rows(gradient: Any, *, is_eager: bool) -> bool:
+    """Slices that come from the rows of a batch, whose number a graph does not know; not those of positions.
+
+    Where steps run eagerly, all slices pass for rows: see `SlicesOfRows`.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    return is_eager or gradient.indices.shape[0] is None
 
 
 class SlicesOfRows:
@@ -59,10 +64,8 @@ class SlicesOfRows:
             self._has_rows = {key: len(numbers) > 1 for key, numbers in self._numbers.items()}
 
     def has_rows(self, gradient: Any, variable: Any) -> bool:
-        if not isinstance(gradient, tf.IndexedSlices):
-            return False
-        if not self._is_eager:
-            return has_rows_in_graph(gradient)
+        if not self._is_eager or not isinstance(gradient, tf.IndexedSlices):
+            return has_rows(gradient, is_eager=False)
         if self._has_rows is None:
             self._numbers.setdefault(id(variable), set()).add(int(gradient.indices.shape[0]))
             return False

@@ -17,7 +17,7 @@ from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
-from duoka.frameworks.keras.tensorflow_rows import cut, has_rows_in_graph, read
+from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
 from duoka.frameworks.keras.untracked_random import draws_outside, say_random
 
 
@@ -127,11 +127,7 @@ class TensorFlowShare(ShareBackend):
         """Slices of rows apart from the others: they are put behind each other, not added up."""
         if self._wire.is_alone:
             return gradients
-        is_eager = self._model.run_eagerly
-        is_sparse = [
-            isinstance(gradient, tf.IndexedSlices) and (is_eager or has_rows_in_graph(gradient))
-            for gradient in gradients
-        ]
+        is_sparse = [has_rows(gradient, is_eager=self._model.run_eagerly) for gradient in gradients]
         dense = super()._exchange(
             [
                 None if sparse or gradient is None else tf.convert_to_tensor(gradient)
