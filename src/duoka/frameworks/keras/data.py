@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +69,7 @@ def digest(batch: Any) -> int:
         except (MismatchError, TypeError):
             continue  # ragged, sparse, or text
         if array.dtype.kind not in "OSUV":
-            first = array[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))]
+            first = array[: max(1, _DIGEST_BYTES * len(array) // max(1, array.nbytes))]
             for part in (first, _some_of_each_row(array)):
                 number = zlib.crc32(np.ascontiguousarray(part).data, number)
     return number
@@ -76,14 +78,12 @@ def digest(batch: Any) -> int:
 def _some_of_each_row(array: Array) -> Array:
     """The same ones however the array lies in memory."""
     row = array.shape[1:]
-    if not row or not array.size:
-        return array
-    num_values = int(np.prod(row))
-    count = min(num_values, _VALUES_PER_ROW, max(1, _DIGEST_VALUES // len(array)))
-    places: tuple[Any, ...] = np.unravel_index(np.arange(count) * num_values // count, row)
+    return array[_places(row, len(array))] if row and array.size else array
+
+
+@functools.cache
+def _places(row: tuple[int, ...], num_rows: int) -> tuple[Any, ...]:
+    num_values = math.prod(row)
+    count = min(num_values, _VALUES_PER_ROW, max(1, _DIGEST_VALUES // num_rows))
     every: tuple[Any, ...] = (slice(None),)
-    return array[every + places]
-
-
-def _row_bytes(leaf: Any) -> int:
-    return int(np.prod([int(size) for size in leaf.shape[1:]])) * 4
+    return every + np.unravel_index(np.arange(count) * num_values // count, row)
