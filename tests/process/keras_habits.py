@@ -8,12 +8,14 @@ run, in the ordinary way, and compares.
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -24,7 +26,9 @@ from keras import layers
 from keras_data import data
 from keras_habitual import Hook, compiled, digest, make, numbers
 from keras_misuse import misuse
+from keras_on_tensorflow import draws_of_tensorflow, who_compiles_the_update
 from keras_pieces import SCENARIOS, scenario
+from keras_unseen import drifting, steps_behind_the_back, threads_beside_a_step
 
 import duoka
 
@@ -72,6 +76,33 @@ def callbacks_that_write(strategy):
         "left": shadows,
         "log": (folder / "log.csv").read_text().splitlines() if strategy.is_main else None,
     }
+
+
+@scenario
+def callbacks_of_other_kinds(strategy):
+    """One that sends what it knows, to a server on each worker; and a list that was made by hand."""
+    sent = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["epoch"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    x, y = numbers()
+    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monitor = KINDS.RemoteMonitor(f"http://127.0.0.1:{server.server_port}", send_as_json=True)
+        strategy.prepare(make()).fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=[monitor])
+        server.shutdown()
+    model = strategy.prepare(make())
+    log = FOLDER / f"list-{strategy.worker}.csv"
+    given = KINDS.CallbackList([KINDS.CSVLogger(str(log))], add_history=True, model=model, epochs=2, steps=4, verbose=0)
+    history = model.fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=given)
+    return {"sent": sent, "logged": log.exists(), "history": history.history, "left": len(given.callbacks)}
 
 
 @scenario
@@ -183,9 +214,10 @@ def saving(strategy):
     model.save_weights(folder / "all.weights.h5")
     if strategy.is_main:
         model.save(folder / "main.keras")
-    if keras.backend.backend() == "tensorflow":
-        for _ in range(2):
-            model.export(folder / "new" / "exported", verbose=False)
+    is_torch = keras.backend.backend() == "torch"
+    kind, exported = ("torch", "exported.pt2") if is_torch else ("tf_saved_model", "exported")
+    for _ in range(2):
+        model.export(folder / "new" / exported, format=kind, verbose=False)
     refused = []
     try:
         model.save(folder / "missing" / "m.keras")
@@ -206,6 +238,7 @@ def saving(strategy):
     facts: dict = {"exists": folder.exists(), "refused": refused}
     if strategy.is_main:
         facts["names"] = sorted(path.name for path in folder.iterdir())
+        facts["exported"] = [path.name for path in (folder / "new").iterdir()] == [exported]
         loaded = [keras.models.load_model(folder / name) for name in ("c.keras", "all.keras", "main.keras")]
         model_again = make()
         model_again.load_weights(folder / "all.weights.h5")
@@ -218,13 +251,15 @@ def saving(strategy):
 
 @scenario
 def looking_on_the_main_worker_changes_nothing(strategy):
-    """`evaluate` and `predict` in a callback, on one worker: nobody waits, and nothing differs afterwards."""
+    """`evaluate`, `predict` and the like in a callback, on one worker: nobody waits, and nothing differs afterwards."""
     x, y = numbers()
 
     def look(callback, *args):
         if strategy.is_main:
             callback.model.evaluate(x[:7], y[:7], verbose=0)
             callback.model.predict(x[:7], verbose=0)
+            callback.model.test_on_batch(9 * x[:7], y[:7])
+            callback.model.predict_on_batch(x[:7])
 
     results = []
     for callbacks in ([], [Hook("on_train_batch_end", look), Hook("on_epoch_end", look)]):
@@ -242,6 +277,9 @@ def looking_on_the_main_worker_changes_nothing(strategy):
     plain.set_weights(model.get_weights())
     alone = [float(value) for value in model.evaluate(x, y, verbose=0, batch_size=5)]
     same = np.allclose(alone, plain.evaluate(x, y, verbose=0, batch_size=5), rtol=1e-6)
+    if strategy.is_main:
+        same &= np.allclose(model.test_on_batch(x, y), plain.test_on_batch(x, y), rtol=1e-6)
+        same &= np.allclose(model.predict_on_batch(x), plain.predict_on_batch(x), rtol=1e-6)
     return {"results": results, "after": digest(model), "in_order": in_order < 1e-6, "alone": alone, "same": bool(same)}
 
 
@@ -311,8 +349,11 @@ def scopes(strategy):
     return {"digests": digests, "plain": plain, "steps": strategy.step - start, "unbuilt": digest(unbuilt)}
 
 
-scenario(data)
-scenario(misuse)
+for function in (data, misuse, threads_beside_a_step, drifting, steps_behind_the_back):
+    scenario(function)
+if keras.backend.backend() == "tensorflow":
+    scenario(draws_of_tensorflow)
+    scenario(who_compiles_the_update)
 
 
 def main() -> None:

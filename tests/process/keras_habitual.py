@@ -19,19 +19,21 @@ def make(*extra) -> keras.Model:
     return compiled(keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="relu"), *extra, layers.Dense(3)]))
 
 
-def compiled(model: keras.Model) -> keras.Model:
-    return keras_pieces.compiled(model, metrics=["accuracy"])
+def compiled(model: keras.Model, **options) -> keras.Model:
+    return keras_pieces.compiled(model, metrics=["accuracy"], **options)
 
 
 def digest(model) -> str:
     return keras_pieces.digest(model)[:16]
 
 
-def distance(model, other) -> float:
-    """max|a - b| / max|b| over weights; with the history, if they have one."""
+def distance(model, other, *, with_state: bool = False) -> float:
+    """max|a - b| / max|b| over weights, and other state; with the history, if they have one."""
     pairs = [
         (keras.ops.convert_to_numpy(a.value), keras.ops.convert_to_numpy(b.value))
-        for a, b in zip(model.trainable_variables, other.trainable_variables, strict=True)
+        for a, b in zip(
+            *((each.variables if with_state else each.trainable_variables) for each in (model, other)), strict=True
+        )
     ]
     pairs += [
         (np.array(values), np.array(other.history.history[name])) for name, values in model.history.history.items()

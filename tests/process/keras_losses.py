@@ -79,3 +79,21 @@ def no_reduction(strategy):
     with strategy.scope():
         model = compiled(classifier(), keras.optimizers.SGD(0.01), crossentropy(reduction=reduction))
     return model, model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+
+
+class MeanOfAll(keras.losses.Loss):
+    """One number for all rows, as people write it; there is nothing left to reduce."""
+
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True))
+
+
+def one_number_for_a_batch(strategy):
+    """Whatever the reduction; where each row has a weight, Keras adds up the products."""
+    x, y = numbers(33)
+    with strategy.scope():
+        model = compiled(classifier(), keras.optimizers.SGD(0.01), MeanOfAll(reduction="sum", name="mean_of_all"))
+    losses = model.fit(x, y, batch_size=10, epochs=2, verbose=0).history["loss"]
+    history = model.fit(x, y, sample_weight=np.full(33, 0.5, "float32"), batch_size=10, epochs=2, verbose=0)
+    history.history["before"] = losses
+    return model, history

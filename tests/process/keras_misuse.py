@@ -34,6 +34,11 @@ def misuse(strategy):
 
         strategy.prepare(make()).fit(batches(), verbose=0)
 
+    def differ_in_the_last_row():
+        wide = np.zeros((33, 2000), "float32")
+        wide[-1] = strategy.worker
+        strategy.prepare(compiled(keras.Sequential([layers.Dense(3)]))).fit(wide, y, batch_size=33, verbose=0)
+
     def set_the_rate_on_one_worker():
         model = strategy.prepare(make())
 
@@ -46,6 +51,13 @@ def misuse(strategy):
         def batches():
             yield x[:10], y[:10]
             yield x[:10], y[:9]
+
+        strategy.prepare(make()).fit(batches(), verbose=0)
+
+    def a_batch_without_rows():
+        def batches():
+            yield x[:10], y[:10]
+            yield x[:0], y[:0]
 
         strategy.prepare(make()).fit(batches(), verbose=0)
 
@@ -99,18 +111,49 @@ def misuse(strategy):
 
         write_to_variable_of_tensorflow(write)
 
-    of_tensorflow = [variable_of_tensorflow, variable_in_a_branch, variable_in_a_function]
+    def made_in_a_scope_of_tensorflow():
+        import tensorflow as tf
+
+        with tf.distribute.OneDeviceStrategy("cpu:0").scope():
+            model = make()
+        strategy.prepare(model)
+
+    def made_in_two_scopes():
+        import tensorflow as tf
+
+        with strategy.scope(), tf.distribute.OneDeviceStrategy("cpu:0").scope():
+            make()
+
+    def distribution_of_keras():
+        mesh = keras.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])
+        keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh))
+        try:
+            with strategy.scope():
+                keras.Sequential([layers.Dense(3)])
+        finally:
+            keras.distribution.set_distribution(None)
+
+    of_tensorflow = [
+        variable_of_tensorflow,
+        variable_in_a_branch,
+        variable_in_a_function,
+        made_in_a_scope_of_tensorflow,
+        made_in_two_scopes,
+    ]
     for function in (
         *(of_tensorflow if keras.backend.backend() == "tensorflow" else ()),
         shuffle_differently,
         shuffle_a_stream_differently,
+        differ_in_the_last_row,
         set_the_rate_on_one_worker,
         rows_that_do_not_fit,
+        a_batch_without_rows,
         scope_in_a_scope,
         prepare_in_the_middle,
         state_of_rows,
         function_of_its_own,
         models_that_differ,
+        distribution_of_keras,
     ):
         expect(function.__name__, function)
     model = strategy.prepare(make())

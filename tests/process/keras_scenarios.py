@@ -18,7 +18,14 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import keras
 import numpy as np
 from keras import layers
-from keras_losses import added_losses, masked_beside_unmasked, no_reduction, sum_reduction, weights_now_and_then
+from keras_losses import (
+    added_losses,
+    masked_beside_unmasked,
+    no_reduction,
+    one_number_for_a_batch,
+    sum_reduction,
+    weights_now_and_then,
+)
 from keras_own_step import own_train_step
 from keras_pieces import (
     SCENARIOS,
@@ -194,14 +201,20 @@ def batches_from_a_dataset(strategy):
 
 
 @scenario
-def positions(strategy):
+def positions(strategy, epochs=3, **options):
     x, y, _ = tokens(37)
     with strategy.scope():
         model = compiled(
             keras.Sequential([Positions(), layers.GlobalAveragePooling1D(), layers.Dense(4)]),
             keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1),
+            **options,
         )
-    return model, model.fit(x, y, batch_size=10, epochs=3, verbose=0)
+    return model, model.fit(x, y, batch_size=10, epochs=epochs, verbose=0)
+
+
+@scenario
+def positions_run_eagerly(strategy):
+    return positions(strategy, epochs=1, run_eagerly=True)
 
 
 @scenario
@@ -269,6 +282,29 @@ def a_metric_that_is_no_sum(strategy):
     return model, model.fit(x, y, batch_size=10, epochs=2, verbose=0)
 
 
+class Seen(keras.metrics.Metric):
+    """A metric of the user's own: counts batches, or rows."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.number = self.add_variable((), "zeros", name="number")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.number.assign_add(1.0 if self.name == "batches_seen" else keras.ops.sum(keras.ops.ones_like(y_true)))
+
+    def result(self):
+        return keras.ops.convert_to_tensor(self.number)
+
+
+@scenario
+def a_metric_that_counts_batches(strategy):
+    x, y = numbers(23)
+    with strategy.scope():
+        metrics = [Seen("batches_seen"), Seen("rows_seen"), "accuracy"]
+        model = compiled(classifier(layers.BatchNormalization(), layers.Dropout(0.3)), metrics=metrics)
+    return model, model.fit(x, y, batch_size=12, epochs=2, verbose=0)
+
+
 for function in (
     own_train_step,
     masked_beside_unmasked,
@@ -276,6 +312,7 @@ for function in (
     weights_now_and_then,
     added_losses,
     no_reduction,
+    one_number_for_a_batch,
 ):
     scenario(function)
 

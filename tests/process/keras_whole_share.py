@@ -281,16 +281,21 @@ def applies_twice():
 
 
 @scenario
-def positions():
+def positions(**options):
     """A table whose gradient has a row for each place, not for each row of the batch, with its norm clipped."""
     x = padded_tokens(37)
     inner = keras.Sequential([keras.Input((9,), dtype="int32"), Positions(), layers.GlobalAveragePooling1D()])
     inner.add(layers.Dense(4))
     model = WithAverage(inner)
     model.build((None, 9))
-    compiled(model, keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1))
+    compiled(model, keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1), **options)
     model = make_strategy().prepare(model)
     return describe(model, model.fit(x, x[:, 0] % 4, batch_size=10, epochs=3, verbose=0))
+
+
+@scenario
+def positions_run_eagerly():
+    return positions(run_eagerly=True)
 
 
 class Rates(keras.callbacks.Callback):
@@ -373,6 +378,17 @@ def synchronised_with_masks():
 
 
 @scenario
+def synchronised_layer():
+    """One layer asks for the statistics of the whole batch by itself, as for tf.distribute."""
+    x, y = numbers(41)
+    norm = layers.BatchNormalization(synchronized=True)
+    model = keras.Sequential([layers.Dense(8, use_bias=False), norm, layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.1), LOSS)
+    model = make_strategy().prepare(model)
+    return describe(model, model.fit(x, y, batch_size=10, epochs=4, verbose=0))
+
+
+@scenario
 def refused_compiler():
     """On TensorFlow XLA cannot call out of a step; elsewhere this trains."""
     x, y = numbers(20)
@@ -417,8 +433,10 @@ def describe(model, history) -> dict:
 def main() -> None:
     known = SCENARIOS | {"struck": struck}
     names = [word for word in sys.argv[1:] if not word.startswith("--")] or list(SCENARIOS)
-    if BACKEND != "tensorflow" and "average_run_eagerly" in names:
-        names.remove("average_run_eagerly")  # on PyTorch everything runs so, and on JAX it takes too long
+    if BACKEND != "tensorflow":
+        # On PyTorch everything runs eagerly, and on JAX that takes too long. Both know of no synchronized=True.
+        left_out = ("average_run_eagerly", "positions_run_eagerly", "synchronised_layer")
+        names = [name for name in names if name not in left_out]
     results = {}
     for name in names:
         keras.utils.set_random_seed(7)

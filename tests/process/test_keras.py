@@ -27,7 +27,9 @@ NUMBERS = {
     "added_losses": 1e-5,
     "weights_now_and_then": 1e-5,
     "positions": 1e-5,
+    "positions_run_eagerly": 1e-5,
     "no_reduction": 1e-5,
+    "one_number_for_a_batch": 1e-5,
     "mixed_precision": 2e-3,  # rows are added up in another order, in 16 bits
     "eager": 1e-5,
     "last_batch_of_one": 1e-5,
@@ -43,9 +45,16 @@ NUMBERS = {
 # What `make test` has time for; `make test-full` runs all. Only PyTorch compiles nothing.
 FEW = ("sgd_briefly", "a_death")
 SOME = {
-    "tensorflow": (*FEW, "everything_at_once"),
+    "tensorflow": (*FEW, "everything_at_once", "positions_run_eagerly"),
     "jax": FEW,
-    "torch": (*FEW, "everything_at_once", "last_batch_of_one", "masked_beside_unmasked"),
+    "torch": (
+        *FEW,
+        "everything_at_once",
+        "last_batch_of_one",
+        "masked_beside_unmasked",
+        "one_number_for_a_batch",
+        "a_metric_that_counts_batches",
+    ),
 }
 
 
@@ -102,6 +111,32 @@ def test_a_metric_that_is_no_sum_is_named_and_others_are_right(backend):
     plain, ours = (results[kind]["a_metric_that_is_no_sum"]["history"] for kind in ("plain", "ours"))
     name = "sparse_top_k_categorical_accuracy"
     assert ours[name] == pytest.approx(plain[name])
+
+
+@pytest.mark.torch
+def test_a_loss_that_gives_one_number_for_a_batch_is_named_once():
+    said = run("torch", 1, 4, SOME["torch"], "--plain")[1]
+    assert said.count("the loss mean_of_all gives one number for a batch") == 1
+
+
+def check_metrics_of_batches(backend: str, names: tuple[str, ...]) -> None:
+    results, said = run(backend, 1, 4, names, "--plain")
+    named = [line for line in said.splitlines() if "counts batches rather than rows" in line]
+    assert [line.split()[1] for line in named] == ["batches_seen"]
+    plain, ours = (results[kind]["a_metric_that_counts_batches"]["history"] for kind in ("plain", "ours"))
+    assert ours["rows_seen"] == plain["rows_seen"] == [23.0, 23.0]
+    assert plain["batches_seen"] != ours["batches_seen"], "else there is nothing to be named"
+
+
+@pytest.mark.torch
+def test_a_metric_that_counts_batches_is_named_and_one_that_counts_rows_is_not():
+    check_metrics_of_batches("torch", SOME["torch"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_metric_that_counts_batches_is_named_on_every_backend(backend):
+    check_metrics_of_batches(backend, ())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

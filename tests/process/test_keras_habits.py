@@ -73,6 +73,14 @@ def test_callbacks_write_on_the_main_worker_and_know_the_same_on_all(habits):
     assert main["left"] == other["left"] == []
 
 
+def test_a_monitor_sends_once_and_a_list_of_callbacks_stays_as_it_was_given(habits):
+    main, other = habits.of("callbacks_of_other_kinds")
+    assert (main["sent"], other["sent"]) == ([0, 1], [])
+    assert (main["logged"], other["logged"]) == (True, False)
+    assert main["history"] == other["history"] and len(main["history"]["loss"]) == 2
+    assert main["left"] == other["left"] == 2, "the logger and the History"
+
+
 def test_all_workers_restore_what_one_has_backed_up(habits):
     main, other = habits.of("restores_run_on_all_workers")
     assert main == other
@@ -118,6 +126,7 @@ def test_models_are_saved_once_and_whole(habits):
     expected = {"all.keras", "all.weights.h5", "c.keras", "main.keras"}
     assert set(main["names"]) - {"new"} == expected, "and nothing half-written"
     assert main["same"] == [True] * 4
+    assert main["exported"]
     assert main["ours"] == []
     missing, full, there = main["refused"]
     assert "there is no folder" in missing
@@ -178,17 +187,25 @@ def test_data_of_all_kinds_is_read_in_the_order_of_one_device(habits):
 def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(habits):
     main, other = habits.of("misuse")
     assert main["after"] == other["after"], "they can go on"
-    of_tensorflow = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
+    variables = ("variable_of_tensorflow", "variable_in_a_branch", "variable_in_a_function")
+    of_tensorflow = {
+        **dict.fromkeys(variables, "writes to a tf.Variable"),
+        "made_in_a_scope_of_tensorflow": "belongs to a strategy of tf.distribute",
+        "made_in_two_scopes": "belongs to a strategy of tf.distribute",
+    }
     for name, words in {
-        **dict.fromkeys(of_tensorflow if habits.backend == "tensorflow" else (), "writes to a tf.Variable"),
+        **(of_tensorflow if habits.backend == "tensorflow" else {}),
         "shuffle_differently": "They come from arrays.",
         "shuffle_a_stream_differently": "They come from a generator.",
+        "differ_in_the_last_row": "saw different global batches",
         "set_the_rate_on_one_worker": "the learning rate is",
         "rows_that_do_not_fit": "have 9, 10 rows",
+        "a_batch_without_rows": "A batch has no rows.",
         "scope_in_a_scope": "inside the scope of another",
         "prepare_in_the_middle": "is under way",
         "state_of_rows": "has stateful=True",
         "function_of_its_own": "Mine overrides make_train_function",
+        "distribution_of_keras": "keras.distribution.set_distribution is in force",
         "models_that_differ": "kernel: (8, 4) float32' on worker 0, ",
     }.items():
         for errors in (main["errors"], other["errors"]):
@@ -196,5 +213,55 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
             assert "  do   " in errors[name], name
 
 
+def test_threads_beside_a_step_compute_as_ever_and_do_not_change_it(habits):
+    for found in habits.of("threads_beside_a_step"):
+        assert found["found"]
+        assert all(each == [3.0, 2.0, 0.0] for each in found["found"])
+        assert len(set(found["digests"])) == 1
+
+
+def test_weights_that_drift_apart_are_an_error_on_all_that_names_the_first(habits):
+    main, other = habits.of("drifting")
+    assert main["after"] == other["after"], "they can go on"
+    of_torch = {
+        "OtherOptimizer": "OtherOptimizer did not call the optimizer",
+        "OtherOptimizerBeside": "kernel is not the same on workers 0 and 1, after batch 1 of a training",
+    }
+    expected = {
+        "set_in_a_callback": "kernel is not the same on workers 0 and 1, at the end of epoch 0",
+        "set_between_batches": "kernel is not the same on workers 0 and 1, after batch 16 of a training",
+        "ByHand": "ByHand did not call the optimizer",
+        **(of_torch if habits.backend == "torch" else {}),
+    }
+    for errors in (main["errors"], other["errors"]):
+        assert errors.keys() == expected.keys()
+        for name, words in expected.items():
+            assert words in errors[name], name
+            assert "  do   " in errors[name], name
+
+
+def test_steps_that_write_behind_the_back_of_keras_train_to_the_numbers_of_one_device(habits):
+    main, other = habits.of("steps_behind_the_back")
+    assert main == other
+    assert len(main) == {"tensorflow": 6, "torch": 4, "jax": 2}[habits.backend]
+    for name, (distance, _) in main.items():
+        assert distance <= 1e-5, name
+
+
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
     assert habits.ended.err.count("Keras 3.99.0 has not been tried with Duoka") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_draws_from_tf_random_are_named_once():
+    said = found("tensorflow").ended.said()
+    assert len([line for line in said if "the step of Sequential draws from tf.random" in line]) == 1
+    assert not [line for line in said if "loss is not a sum" in line], "a step that draws cannot be run again to see"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_the_update_is_compiled_unless_it_is_refused_or_large():
+    main, other = found("tensorflow").of("who_compiles_the_update")
+    assert main == other == {"told": [True, False, True, False]}

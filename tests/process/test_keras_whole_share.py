@@ -28,11 +28,21 @@ NUMBERS = {
     "adversaries": 1e-5,
     "applies_twice": 1e-5,
     "positions": 1e-5,
+    "positions_run_eagerly": 1e-5,
     "synchronised": 1e-4,
     "synchronised_with_masks": 1e-4,
+    "synchronised_layer": 1e-4,
 }
 # Starting and compiling is what takes long.
-QUICK = ("adversaries", "applies_twice", "different_rates", "synchronised_with_masks", "refused_compiler")
+QUICK = (
+    "adversaries",
+    "applies_twice",
+    "positions_run_eagerly",
+    "different_rates",
+    "synchronised_with_masks",
+    "synchronised_layer",
+    "refused_compiler",
+)
 MODE = "runs in whole-share mode"
 
 
@@ -107,6 +117,13 @@ def test_sync_batchnorm_with_the_compiler_is_refused_on_tensorflow():
     result = run("tensorflow", 2, 3, *QUICK)["refused_compiler"]
     assert result["error"] == "MismatchError"
     assert result["text"].startswith("sync_batchnorm=True does not go with jit_compile=True")
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_a_layer_with_synchronized_is_why_shares_are_whole():
+    assert "synchronised_layer" in run("tensorflow", 2, 3, *QUICK)
+    assert "has synchronized=True" in launch("tensorflow", 2, 3, *QUICK).stderr
 
 
 @pytest.mark.slow

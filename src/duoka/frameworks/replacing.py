@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from threading import get_ident
 from typing import Any
 
 Replacement = tuple[Any, str, Any]  # a class, the name of a method, and what stands there meanwhile
@@ -24,6 +26,17 @@ def replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, old)
+
+
+def for_this_thread(new: Callable[..., Any], former: Callable[..., Any]) -> Callable[..., Any]:
+    """Another thread goes on with the former function: one that reads data may compute while a step is watched."""
+    thread = get_ident()
+
+    @wraps(former)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (new if get_ident() == thread else former)(*args, **kwargs)
+
+    return call
 
 
 @contextmanager

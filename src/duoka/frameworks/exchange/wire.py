@@ -64,14 +64,33 @@ class Wire:
         return self.add_up(gradients, [self.weight] * len(gradients))
 
     def gather_slices(self, indices: Array, values: Array) -> list[Array]:
-        """One behind the other, in the order of workers, unmerged: Keras clips and squares them as they come."""
+        """One behind the other, in the order of workers, unmerged: optimizers clip and square them as they come."""
         if not self.num_rows:
             indices, values = indices[:0], values[:0]
         weighted = (values * self.weight).astype(values.dtype)
         return [np.concatenate(self.gather(part)) for part in (indices, weighted)]
 
+    def gather_or_add_slices(self, indices: Array, values: Array) -> list[Array]:
+        """For slices of which nobody knows whether they are of rows or of positions: distinct ones that all workers
+        have are added up.
+
+        Those of rows are like that where all workers look up the same, and each of it once: hardly beyond one row.
+        """
+        indices, values = self.gather_slices(indices, values)
+        num_workers = sum(len(part) > 0 for part in self.gather(np.ones(1 if self.num_rows else 0)))
+        if len(indices) % num_workers:
+            return [indices, values]
+        first, *others = np.split(indices, num_workers)
+        is_shared = all(np.array_equal(part, first) for part in others)
+        if not is_shared or len(np.unique(first)) < len(first):
+            return [indices, values]
+        return [first, np.sum(np.split(values, num_workers), axis=0, dtype=values.dtype)]
+
     def correct(self, denominator: Array) -> Array:
-        """The factor of a loss term that is divided by this instead of by rows, see terms.py."""
+        """The factor of a loss term that is divided by d_r instead of by rows: (d_r / n_r) (n / d).
+
+        With it, and the weight n_r / n of a worker, the term is divided by d, the sum of all d_r.
+        """
         own = float(denominator) if self.num_rows else 0.0
         total = float(self.add_up([np.float64(own).reshape(1)], [1.0])[0][0])
         is_corrected = self.num_rows > 0 and total != 0

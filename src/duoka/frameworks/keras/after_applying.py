@@ -1,4 +1,4 @@
-"""On JAX nothing is assigned: whether a step looks at the weights that it has just trained shows in its jaxpr."""
+"""On JAX nothing is assigned: what a step does to weights beside training them shows in its jaxpr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _trained.def_abstract_eval(lambda *kinds: list(kinds))
 
 
 def check(model: Any, state: Any, batch: Any) -> None:
-    """Raise NeedsWholeShares for a step of the user's own that uses what the optimizer gives, beyond handing it on."""
+    """Raise NeedsWholeShares for a step of the user's own that does not hand weights to the optimizer as they come, or
+    uses what the optimizer gives, beyond handing it on."""
     if type(model).train_step is Model.train_step:
         return
     shadowed = model.optimizer.__dict__
@@ -38,6 +39,12 @@ def check(model: Any, state: Any, batch: Any) -> None:
     used = [*(variable for equation in closed.jaxpr.eqns for variable in equation.invars), *others]
     if any(id(variable) in trained for variable in used):
         raise NeedsWholeShares("it uses weights after it has applied gradients")
+    untouched = {id(variable) for variable in closed.jaxpr.invars}
+    given = [variable for call in calls for variable in call.invars]
+    if any(id(variable) not in untouched for variable in given):
+        raise NeedsWholeShares("it changes weights before it applies gradients")
+    if any(id(variable) not in untouched | trained for variable in results[num_logs : num_logs + num_weights]):
+        raise NeedsWholeShares("it changes weights by itself")
 
 
 def _apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[list[Any], list[Any]]:

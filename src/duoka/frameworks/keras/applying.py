@@ -8,7 +8,7 @@ from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from duoka.frameworks.replacing import definitions, replacing
+from duoka.frameworks.replacing import definitions, for_this_thread, replacing
 
 Exchange = Callable[[list[Any]], list[Any]]
 
@@ -22,12 +22,13 @@ class Applying:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self.is_inside = False  # of an optimizer
+        self.has_applied = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         makers = {"apply": self._make_apply, "stateless_apply": self._make_stateless_apply}
         known = definitions(BaseOptimizer, list(makers))
-        with replacing([(kind, name, makers[name](method)) for kind, name, method in known]):
+        with replacing([(kind, name, for_this_thread(makers[name](method), method)) for kind, name, method in known]):
             yield
 
     def _make_apply(self, original: Any) -> Any:
@@ -48,7 +49,7 @@ class Applying:
 
     @contextmanager
     def _entering(self) -> Iterator[bool]:
-        was_inside, self.is_inside = self.is_inside, True
+        was_inside, self.is_inside, self.has_applied = self.is_inside, True, True
         try:
             yield not was_inside
         finally:

@@ -8,17 +8,17 @@ from typing import Any
 
 import keras
 
-from duoka.frameworks.replacing import replacing
+from duoka.frameworks.replacing import for_this_thread, replacing
 
 
 @contextmanager
 def watching_assignments(see: Callable[[Any], None]) -> Iterator[None]:
-    """`see` gets each variable before it is assigned to; what it raises keeps the old value."""
+    """`see` gets each variable before this thread assigns to it; what it raises keeps the old value."""
     assign = keras.Variable._direct_assign
 
     def assign_seen(variable: Any, value: Any) -> None:
         see(variable)
         assign(variable, value)
 
-    with replacing([(keras.Variable, "_direct_assign", assign_seen)]):
+    with replacing([(keras.Variable, "_direct_assign", for_this_thread(assign_seen, assign))]):
         yield

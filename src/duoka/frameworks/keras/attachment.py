@@ -16,6 +16,7 @@ from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.backends import load_backend, load_restarting
 from duoka.frameworks.keras.callbacks import make_bar, writing_once
 from duoka.frameworks.keras.course import Course
+from duoka.frameworks.keras.equality import Equality
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.refusals import refuse_stateful_layers
@@ -31,7 +32,15 @@ from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 from duoka.frameworks.placement_log import PlacementLog
 
-_SHADOWED = ("make_train_function", "make_test_function", "fit", "evaluate", "predict")
+_SHADOWED = (
+    "make_train_function",
+    "make_test_function",
+    "fit",
+    "evaluate",
+    "predict",
+    "test_on_batch",
+    "predict_on_batch",
+)
 
 
 class Attachment:
@@ -61,6 +70,7 @@ class Attachment:
         self._sync_batchnorm, self._share_reading, self._readings = sync_batchnorm, share_reading, readings
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
+        self._equality = Equality(model, collective)
         self._own_test_function: Any = None  # this worker's
         self._shared_test_function: Any = None
 
@@ -135,10 +145,16 @@ class Attachment:
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         return self._run_alone("predict", args, kwargs)
 
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_alone("test_on_batch", args, kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_alone("predict_on_batch", args, kwargs)
+
     def _run_alone(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """With one progress bar, even when all workers do it; and in the middle of `fit` without a trace."""
         arguments = self._by_name(name, args, kwargs)
-        if not self._is_main():
+        if name in ("evaluate", "predict") and not self._is_main():
             arguments["verbose"] = 0
         keeping: AbstractContextManager[None] = self._keeping_state() if self._is_fitting else nullcontext()
         with keeping:
@@ -169,7 +185,8 @@ class Attachment:
         notes = hear_all(self._collective, note, "at the start of fit")
         if len({note[1:] for note in notes}) > 1:
             take_states_from_first(self._collective, AT_THE_START)
-        return (BatchVote if any(note[0] for note in notes) else EpochVote)(self._model, self._collective)
+        kind = BatchVote if any(note[0] for note in notes) else EpochVote
+        return kind(self._model, self._collective, self._equality)
 
     def _sharing(self, x: Any) -> AbstractContextManager[None]:
         """Where it is not asked for, only what can be seen to come to no harm is read by one worker for all."""
@@ -236,6 +253,8 @@ class Attachment:
                 logs = course.run(first, state)
             for batch in _some(batches, num_batches - 1):
                 logs = course.run(batch, course.state)
+            if is_training:
+                self._equality.see_batch(course.state, is_fitting=self._is_fitting)
             return logs, course.state
 
         if name == "jax":
@@ -254,6 +273,7 @@ class Attachment:
         if not self._has_agreed:
             refuse_stateful_layers(self._model)
             agree_on_start(self._model, self._collective)
+            self._equality.begin()
             self._has_agreed = True
 
 

@@ -51,11 +51,19 @@ class Backend(ABC):
     def name_metrics(self, positions: Sequence[int]) -> str:
         """The metrics whose variables are at these places of `metrics_variables`."""
         wanted = {id(self.model.metrics_variables[position]) for position in positions}
+        return ", ".join(metric.name for metric in self._metrics() if wanted & {id(each) for each in metric.variables})
+
+    def find_doubtful_metrics(self) -> list[int]:
+        """Places of the variables of metrics that may count batches: the user's own, and sums of any numbers."""
+        doubtful = [metric for metric in self._metrics() if _is_doubtful(type(metric))]
+        ids = {id(variable) for metric in doubtful for variable in metric.variables}
+        return [n for n, variable in enumerate(self.model.metrics_variables) if id(variable) in ids]
+
+    def _metrics(self) -> list[Any]:
         metrics = list(self.model.metrics)
         for metric in metrics:
             metrics += getattr(metric, "metrics", [])  # those given to `compile` hide in one
-        found = [metric for metric in metrics if not getattr(metric, "metrics", None)]
-        return ", ".join(metric.name for metric in found if wanted & {id(each) for each in metric.variables})
+        return [metric for metric in metrics if not getattr(metric, "metrics", None)]
 
     def name_unknown_state(self) -> str:
         """State of floats that the step changes, and that is not known to be a moving mean; known after a run."""
@@ -74,7 +82,12 @@ class Backend(ABC):
         return ["train_step"] if self.model.jit_compile and not self.model.run_eagerly else []
 
     model: Any
+    is_repeatable = True  # whether a step that is run again on the same rows gives the same
     is_training: bool
     moving: list[Any]  # the variables that the step has changed: of floats,
     others: list[Any]  # and all others; known once something was computed
     seeds: list[Any]  # the states of seed generators, which differ between replicas
+
+
+def _is_doubtful(kind: type) -> bool:
+    return kind is keras.metrics.Sum or not kind.__module__.startswith("keras.")

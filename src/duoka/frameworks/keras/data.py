@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +11,12 @@ from typing import Any
 import numpy as np
 from keras import tree
 
-from duoka.collectives.arrays import as_array
+from duoka.collectives.arrays import Array, as_array
 from duoka.errors import MismatchError
 
 _DIGEST_BYTES = 4096  # of each array: its first rows differ when the order does
+_DIGEST_VALUES = 4096  # more of each array, spread over all of its rows: at least one of each, at most
+_VALUES_PER_ROW = 8
 
 
 def leaves_of(batch: Any) -> list[Any]:
@@ -28,7 +32,14 @@ def count_rows(batch: Any) -> int:
             why="replicas take parts of a batch, so that its arrays must have the same number of rows.",
             do="let x, y and sample_weight of a batch have one row for each sample.",
         )
-    return counts.pop()
+    count = counts.pop()
+    if count == 0:
+        raise MismatchError(
+            "A batch has no rows.",
+            why="a loss has no mean over no rows, and replicas have nothing to share.",
+            do="leave empty batches out: dataset.filter, or an `if len(x)` before `yield`.",
+        )
+    return count
 
 
 def structure(batch: Any) -> tuple[Any, ...]:
@@ -47,17 +58,32 @@ def cut(batch: Any, rows: range, take: Callable[[Any], Any] = lambda part: part)
 
 
 def digest(batch: Any) -> int:
-    """The same number for the same rows in the same order, nearly always another one otherwise."""
+    """The same number for the same rows in the same order, nearly always another one otherwise.
+
+    It is made of the first rows and of some values of every row: to read all takes longer than many a step.
+    """
     number = 0
     for leaf in leaves_of(batch):
         try:
-            part = as_array(leaf)[: max(1, _DIGEST_BYTES // max(1, _row_bytes(leaf)))]
+            array = as_array(leaf)
         except (MismatchError, TypeError):
             continue  # ragged, sparse, or text
-        if part.dtype.kind not in "OSUV":
-            number = zlib.crc32(np.ascontiguousarray(part).data, number)
+        if array.dtype.kind not in "OSUV":
+            first = array[: max(1, _DIGEST_BYTES * len(array) // max(1, array.nbytes))]
+            for part in (first, _some_of_each_row(array)):
+                number = zlib.crc32(np.ascontiguousarray(part).data, number)
     return number
 
 
-def _row_bytes(leaf: Any) -> int:
-    return int(np.prod([int(size) for size in leaf.shape[1:]])) * 4
+def _some_of_each_row(array: Array) -> Array:
+    """The same ones however the array lies in memory."""
+    row = array.shape[1:]
+    return array[_places(row, len(array))] if row and array.size else array
+
+
+@functools.cache
+def _places(row: tuple[int, ...], num_rows: int) -> tuple[Any, ...]:
+    num_values = math.prod(row)
+    count = min(num_values, _VALUES_PER_ROW, max(1, _DIGEST_VALUES // num_rows))
+    every: tuple[Any, ...] = (slice(None),)
+    return every + np.unravel_index(np.arange(count) * num_values // count, row)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from duoka.errors import MismatchError
+from keras import layers
+
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
+from duoka.frameworks.keras.refusals import refuse_own_optimizers
+from duoka.frameworks.replacing import for_this_thread, replacing
 
 
 class NeedsWholeShares(BaseException):
@@ -19,10 +22,12 @@ class NeedsWholeShares(BaseException):
 class Recorder:
     """Use it around one run, or one tracing, of a `train_step` or `test_step`. Nothing of it stays on the optimizer."""
 
-    def __init__(self, model: Any, *, is_training: bool) -> None:
-        self._model, self._is_training = model, is_training
+    def __init__(self, model: Any, *, is_training: bool, find_place: Callable[[], int] | None = None) -> None:
+        """`find_place` tells where a graph is that is being traced."""
+        self._model, self._is_training, self._find_place = model, is_training, find_place
         self.gradients: list[Any] | None = None
         self.variables: list[Any] = []  # that the gradients are of
+        self.applied_at: int | None = None  # the place where they were applied
         self.changed: dict[int, Any] = {}  # variables that were assigned to, by id
         self.counted: set[int] = set()  # ids of variables of metrics that were assigned to
         self._metric_ids = {id(variable) for variable in model.metrics_variables}
@@ -35,17 +40,17 @@ class Recorder:
         attributes.update(shadow)
         others = Applying(self._refuse_others)
         try:
-            with watching_assignments(self._see), others.watching() if self._is_training else nullcontext():
+            with (
+                watching_assignments(self._see),
+                others.watching() if self._is_training else nullcontext(),
+                _finding_synchronised_layers(),
+            ):
                 yield
         finally:
             for name in shadow:
                 attributes.pop(name, None)
-        if self.gradients is None and self._is_training and self._model.trainable_variables:
-            raise MismatchError(
-                f"The train_step of {type(self._model).__name__} did not call the optimizer.",
-                why="the gradients that it hands to optimizer.apply are what replicas exchange.",
-                do="let it call self.optimizer.apply(gradients, variables), on all branches.",
-            )
+        if self.gradients is None and self._is_training:
+            refuse_own_optimizers(self._model)
 
     def _apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         variables = self._model.optimizer._trainable_variables if trainable_variables is None else trainable_variables
@@ -59,6 +64,7 @@ class Recorder:
         if self.gradients is not None:
             raise NeedsWholeShares("it applies gradients more than once")
         self.gradients, self.variables = gradients, variables
+        self.applied_at = self._find_place() if self._find_place is not None else None
 
     def _refuse_others(self, gradients: list[Any]) -> list[Any]:
         """The model's own optimizer is shadowed, and does not come here."""
@@ -75,3 +81,18 @@ class Recorder:
             self.counted.add(id(variable))
         else:
             self.changed[id(variable)] = variable
+
+
+@contextmanager
+def _finding_synchronised_layers() -> Iterator[None]:
+    """A layer that is to normalise with the statistics of all replicas has to hear of them in the middle of a step."""
+    kind = layers.BatchNormalization
+    own = kind._moments
+
+    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+        if layer.synchronized:
+            raise NeedsWholeShares(f"the layer {layer.name} has synchronized=True")
+        return own(layer, inputs, mask)
+
+    with replacing([(kind, "_moments", for_this_thread(moments, own))]):
+        yield

@@ -20,6 +20,43 @@ def refuse_own_functions(model: Any) -> None:
             )
 
 
+def refuse_own_optimizers(model: Any) -> None:
+    """After a step, or its tracing, that has not called an optimizer of Keras."""
+    if model.trainable_variables:
+        raise MismatchError(
+            f"The train_step of {type(model).__name__} did not call the optimizer.",
+            why="the gradients that it hands to optimizer.apply are what replicas exchange; what torch.optim, optax or"
+            " the step itself does to weights would be done by each worker with its own rows.",
+            do="let it call self.optimizer.apply(gradients, variables), with an optimizer of Keras, on all branches.",
+        )
+
+
+def refuse_other_distributions(model: Any) -> None:
+    """Two that spread one model over devices would each take their part of every batch.
+
+    The model may be one that is being made, and has no name yet.
+    """
+    if keras.distribution.distribution() is not None:
+        raise MismatchError(
+            f"A {type(model).__name__} is to train on replicas, and keras.distribution.set_distribution is in force.",
+            why="both would spread batches or weights over devices.",
+            do="leave it out, or call keras.distribution.set_distribution(None) before the model is made.",
+        )
+    if keras.backend.backend() == "tensorflow" and _is_of_tf_distribute(model):
+        raise MismatchError(
+            f"A {type(model).__name__} belongs to a strategy of tf.distribute.",
+            why="it would split each replica's part of a batch again, and keeps variables of another kind.",
+            do="leave tf.distribute's strategy and its scope() out; `with strategy.scope():` of Duoka stands for it.",
+        )
+
+
+def _is_of_tf_distribute(model: Any) -> bool:
+    import tensorflow as tf
+
+    # A model that is being made does not know yet; one that was made inside a scope does.
+    return tf.distribute.has_strategy() or getattr(model, "_distribute_strategy", None) is not None
+
+
 def refuse_stateful_layers(model: Any) -> None:
     """For a model that is built: layers may be made on the way."""
     for layer in model._flatten_layers():

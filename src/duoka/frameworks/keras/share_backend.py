@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from duoka.frameworks.keras.corrections import Corrections
 from duoka.frameworks.keras.host import Host
 from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.logs import Logs
+from duoka.frameworks.keras.refusals import refuse_own_optimizers
 from duoka.frameworks.keras.sync_batchnorm import synchronising
 from duoka.frameworks.keras.terms import Terms
 from duoka.frameworks.keras.trackers import tracking
@@ -26,7 +27,7 @@ from duoka.frameworks.keras.trackers import tracking
 class ShareBackend(ABC):
     def __init__(self, model: Any, wire: Wire, host: Host, tell: Any, *, sync_batchnorm: bool) -> None:
         self._model, self._wire, self._host, self._tell = model, wire, host, tell
-        self._is_synchronised = sync_batchnorm and not wire.is_alone
+        self._sync_batchnorm = sync_batchnorm
         self._terms = Terms()
         self._changed: dict[int, Any] = {}  # variables that the step itself assigns to, in this order
         self._updated: set[int] = set()  # ids of variables of metrics that its last run has assigned to
@@ -70,17 +71,22 @@ class ShareBackend(ABC):
         """Around one run, or one tracing, of the step."""
         applying = Applying(self._exchange)
         corrections = Corrections(self._terms, factor, self._ask_correction)
+        synchronised: AbstractContextManager[None] = (
+            nullcontext()
+            if self._wire.is_alone
+            else synchronising(self._host, self._wire, all_layers=self._sync_batchnorm)
+        )
         with (
             applying.watching(),
             self._watching_changes(applying),
             self._terms.watching(corrections),
             tracking(self._model, factor),
+            synchronised,
         ):
-            if self._is_synchronised:
-                with synchronising(self._host, self._wire):
-                    yield
-            else:
-                yield
+            yield
+        self._terms.name_single_numbers(self._tell)
+        if not applying.has_applied:
+            refuse_own_optimizers(self._model)
 
     @contextmanager
     def _watching_changes(self, applying: Applying) -> Iterator[None]:

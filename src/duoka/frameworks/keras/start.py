@@ -24,13 +24,14 @@ def agree_on_start(model: Any, collective: Collective) -> None:
         return
     variables = variables_of(model)
     lines = [f"{variable.path}: {tuple(variable.shape)} {variable.dtype}" for variable in variables]
-    values = [_read(variable) for variable in variables]
+    values = [read_value(variable.value) for variable in variables]
     for place, value in agree_on_values(lines, values, collective, "at the start of a training").items():
         variables[place].assign(value)
 
 
-def _read(variable: Any) -> Array:
+def read_value(value: Any) -> Array:
+    """Of a variable."""
     try:
-        return as_array(variable.value)
+        return as_array(value)
     except MismatchError:  # on another device
-        return np.asarray(keras.ops.convert_to_numpy(variable.value))
+        return np.asarray(keras.ops.convert_to_numpy(value))

@@ -44,6 +44,7 @@ class Steps:
         self._progress, self._tell, self._is_training = progress, tell, is_training
         self._kinds: dict[Any, list[str]] = {}  # of loss terms, by the structure of a batch
         self._transfers: dict[Any, Transfer] = {}
+        self._no_sums: list[int] = []  # places of variables of metrics
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
         """Train, or validate, on one global batch; gives the logs. A worker that is lost on the way is made up for."""
@@ -66,7 +67,10 @@ class Steps:
         if first not in ready:
             ready[first] = self._compute(batch, first, counts, total_counts)
         if is_new:
-            self._check_metrics(ready[first], self._compute(batch, first, counts, total_counts, start=1.0))
+            if self._backend.is_repeatable:
+                self._check_metrics(ready[first], self._compute(batch, first, counts, total_counts, start=1.0))
+                self._check_counting(batch, first, ready[first])
+            self._terms.name_single_numbers(self._tell)
             if names := self._backend.name_unknown_state():
                 self._tell(f"{names}: what replicas make of it is merged to a mean, weighted by rows, as for BatchNorm")
         transfer = self._transfer_for(ready[first], first, total_rows)
@@ -115,11 +119,31 @@ class Steps:
         """A metric can be merged when what a batch adds to it does not depend on what is there already: on 0 or 1."""
         pairs = zip(outcome.metrics, other.metrics, strict=True)
         is_sum = [np.allclose(a, b, rtol=1e-3, atol=1e-3, equal_nan=True) for a, b in pairs]
-        if not all(is_sum):
-            names = self._backend.name_metrics([n for n, each in enumerate(is_sum) if not each])
+        self._no_sums = [n for n, each in enumerate(is_sum) if not each]
+        if self._no_sums:
+            names = self._backend.name_metrics(self._no_sums)
             self._tell(
                 f"{names} is not a sum over batches: what replicas add to it is added up, which is not the value of"
                 " one device"
+            )
+
+    def _check_counting(self, batch: Any, replica: int, whole: Outcome) -> None:
+        """What rows add is what two halves of them add. What a batch adds, each replica would add once more."""
+        assert self._progress.rows is not None
+        rows = rows_to_compute(self._progress.rows, self._collective.num_replicas, replica)
+        doubtful = [n for n in self._backend.find_doubtful_metrics() if n not in self._no_sums]
+        if not doubtful or len(rows) < 2:
+            return
+        middle = rows.start + len(rows) // 2
+        halves = []
+        for part in (range(rows.start, middle), range(middle, rows.stop)):
+            factors = self._terms.factors(len(part), self._progress.rows, None, None)
+            halves.append(self._backend.compute(self._backend.cut(batch, part), replica, factors).metrics)
+        counting = [n for n in doubtful if _adds_more_in_halves(whole.metrics[n], halves[0][n], halves[1][n])]
+        if counting:
+            self._tell(
+                f"{self._backend.name_metrics(counting)} counts batches rather than rows: every replica adds to it once"
+                " for each batch, which is not the value of one device"
             )
 
     def _transfer_for(self, outcome: Outcome, replica: int, total_rows: int) -> Transfer:
@@ -164,3 +188,10 @@ class Steps:
         counted = self._backend.count(self._backend.cut(batch, rows), replica)
         counts[: len(counted)] = counted
         return counts
+
+
+def _adds_more_in_halves(whole: Array, first: Array, second: Array) -> bool:
+    """By far: where layers draw, or normalise over rows, halves do not add up exactly."""
+    whole, first, second = (np.asarray(part, np.float64) for part in (whole, first, second))
+    excess = np.abs(first + second - whole).max(initial=0)
+    return bool(excess > 0.4 * max(np.abs(first).max(initial=0), np.abs(second).max(initial=0)))

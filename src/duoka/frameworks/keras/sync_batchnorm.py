@@ -10,18 +10,25 @@ from keras import backend, layers, ops
 
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Host
+from duoka.frameworks.replacing import for_this_thread, replacing
 
 
 @contextmanager
-def synchronising(host: Host, wire: Wire) -> Iterator[None]:
-    """Around one run, or one tracing, of a training step. Keras asks `_moments` only where it trains."""
+def synchronising(host: Host, wire: Wire, *, all_layers: bool) -> Iterator[None]:
+    """Around one run, or one tracing, of a training step: all layers, or those with synchronized=True.
+
+    Keras asks `_moments` only where it trains.
+    """
     kind = layers.BatchNormalization
-    original = kind._moments
-    kind._moments = lambda layer, inputs, mask: _moments(layer, inputs, mask, host, wire)
-    try:
+    own = kind._moments
+
+    def moments(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        if all_layers or layer.synchronized:
+            return _moments(layer, inputs, mask, host, wire)
+        return own(layer, inputs, mask)
+
+    with replacing([(kind, "_moments", for_this_thread(moments, own))]):
         yield
-    finally:
-        kind._moments = original
 
 
 def _moments(layer: Any, inputs: Any, mask: Any, host: Host, wire: Wire) -> tuple[Any, Any]:

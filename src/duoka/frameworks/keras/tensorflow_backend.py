@@ -12,13 +12,15 @@ from keras import tree
 from duoka.collectives.arrays import Array, as_array
 from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.backend import Backend
+from duoka.frameworks.keras.compiler_choice import refuses_compiler
 from duoka.frameworks.keras.logs import Logs, metric_results
-from duoka.frameworks.keras.raw_variables import refuse_raw_variables
+from duoka.frameworks.keras.raw_variables import count_operations, watching_raw_variables
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
-from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
+from duoka.frameworks.keras.tensorflow_rows import SlicesOfRows, cut, read
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
 from duoka.frameworks.keras.trackers import tracking
+from duoka.frameworks.keras.untracked_random import draws_outside, say_random
 
 FEW_VARIABLES = 40
 
@@ -37,11 +39,10 @@ class TensorFlowBackend(Backend):
         self._starts: list[Array] = []
         self.seeds: list[Any] = []
         self._is_sparse: list[bool] = []
+        self._slices_of_rows = SlicesOfRows(is_eager=model.run_eagerly)
         self._positions: list[int] = []
         self._variables: list[Any] = []
-        # XLA makes an optimizer's many small operations one: 4.8 -> 1.6 ms for a small CNN with Nadam. It takes a
-        # while to compile, the longer the more variables there are.
-        self._is_compiled_by_us = is_training and len(model.trainable_variables) <= FEW_VARIABLES
+        self._is_compilable = True  # the update, until the compiler says otherwise
         self._logs = Logs(model, tell)
         self.moving: list[Any] = []
         self.others: list[Any] = []
@@ -59,6 +60,13 @@ class TensorFlowBackend(Backend):
         is_compiled = (self.model.jit_compile or self._is_compiled_by_us) and not self.model.run_eagerly
         return [*super().programs, *(["optimizer.apply"] if is_compiled else [])]
 
+    @property
+    def _is_compiled_by_us(self) -> bool:
+        """XLA makes an optimizer's many small operations one: 4.8 -> 1.6 ms for a small CNN with Nadam. It takes a
+        while to compile, the longer the more variables there are; all are known once the model is built."""
+        is_wanted = self.is_training and self._is_compilable and not refuses_compiler(self.model)
+        return is_wanted and len(self.model.trainable_variables) <= FEW_VARIABLES
+
     def read(self, batch: Any) -> Any:
         return read(batch)
 
@@ -68,6 +76,7 @@ class TensorFlowBackend(Backend):
     # One replica.
 
     def compute(self, rows: Any, replica: int, factors: Array) -> Outcome:
+        self._slices_of_rows.learn(lambda part: self._run(part, replica, factors, is_counting=False), rows)
         gradients, moving, others, metrics, logs, rates = self._run(rows, replica, factors, is_counting=False)
         return Outcome(
             [_as_slices(part) if isinstance(part, (list, tuple)) else as_array(part) for part in gradients],
@@ -121,13 +130,20 @@ class TensorFlowBackend(Backend):
         def step(given: Sequence[Any], seeds: Sequence[Any], factors: Sequence[Any]) -> Any:
             remaining = iter(given)
             data = tree.map_structure(lambda leaf: None if leaf is None else next(remaining), rows_like)
-            return self._trace(data, seeds, factors[0], is_counting)
+            outcome = self._trace(data, seeds, factors[0], is_counting)
+            self._name_random()
+            return outcome
 
         data = [tf.TensorSpec(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
         seeds = [tf.TensorSpec([2], seed.dtype) for seed in self.seeds]
         signature = [data, seeds, [tf.TensorSpec([MOST_FACTORS], tf.float32)]]
         jit_compile = self.model.jit_compile and not is_counting
         return _Flat(step, signature, jit_compile=jit_compile, is_eager=self.model.run_eagerly)
+
+    def _name_random(self) -> None:
+        if draws_outside():
+            self.is_repeatable = False
+            self._tell(say_random(self.model))
 
     def _trace(self, data: Any, seeds: Sequence[Any], factors: Any, is_counting: bool) -> Any:
         model, metrics = self.model, self.model.metrics_variables
@@ -138,10 +154,14 @@ class TensorFlowBackend(Backend):
         starts = [tf.fill(variable.shape, tf.cast(factors[START], variable.dtype)) for variable in metrics]
         for variable, start in zip(metrics, starts, strict=True):
             variable.value.assign(start)
-        recorder = Recorder(model, is_training=self.is_training)
-        with recorder.watching(), self._terms.watching(factors), tracking(model, factors[ROWS]):
+        recorder = Recorder(model, is_training=self.is_training, find_place=count_operations)
+        with (
+            recorder.watching(),
+            self._terms.watching(factors),
+            tracking(model, factors[ROWS]),
+            watching_raw_variables(model, recorder, [*state, *metrics]),
+        ):
             reported = model.train_step(data) if self.is_training else model.test_step(data)
-        refuse_raw_variables(model, [*model.variables, *state, *metrics, *recorder.changed.values()])
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]
         self.others = [variable for variable in changed if not variable.value.dtype.is_floating]
@@ -164,7 +184,10 @@ class TensorFlowBackend(Backend):
         self._variables = recorder.variables
         self._positions = [position for position, gradient in enumerate(gradients) if gradient is not None]
         present = [gradients[position] for position in self._positions]
-        self._is_sparse = [has_rows(gradient, is_eager=self.model.run_eagerly) for gradient in present]
+        self._is_sparse = [
+            self._slices_of_rows.has_rows(gradients[position], self._variables[position])
+            for position in self._positions
+        ]
         return [
             [tf.cast(gradient.indices, tf.int64), gradient.values] if is_sparse else tf.convert_to_tensor(gradient)
             for gradient, is_sparse in zip(present, self._is_sparse, strict=True)
@@ -187,7 +210,7 @@ class TensorFlowBackend(Backend):
             if self.model.jit_compile or not self._is_compiled_by_us:
                 raise
             # Nothing has happened yet: XLA compiles before it runs.
-            self._is_compiled_by_us = False
+            self._is_compilable = False
             self._apply_function = self._compile_apply(total, given)
             results = self._apply_function(*given)
         return self._logs.assemble(results, total.parts(total.flats)[2] if self._logs.own else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,43 @@ def cut(batch: Any, rows: range) -> Any:
 
 
 def has_rows(gradient: Any, *, is_eager: bool) -> bool:
-    """Slices that come from the rows of a batch, whose number a graph does not know; not those of positions."""
+    """Slices that come from the rows of a batch, whose number a graph does not know; not those of positions.
+
+    Where steps run eagerly, all slices pass for rows: see `SlicesOfRows`.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return False
     return is_eager or gradient.indices.shape[0] is None
+
+
+class SlicesOfRows:
+    """Which gradients have slices for the rows of a batch, and which for something else: a table of positions.
+
+    Where steps run eagerly, it takes a run with another number of rows to tell: slices of rows are more, or fewer.
+    """
+
+    def __init__(self, *, is_eager: bool) -> None:
+        self._is_eager = is_eager
+        self._numbers: dict[int, set[int]] = {}  # of slices, by the id of the variable, while this is found out
+        self._has_rows: dict[int, bool] | None = None
+
+    def learn(self, run: Callable[[Any], Any], rows: Any) -> None:
+        if self._is_eager and self._has_rows is None:
+            run(rows)
+            run(tree.map_structure(_another_number, rows))
+            self._has_rows = {key: len(numbers) > 1 for key, numbers in self._numbers.items()}
+
+    def has_rows(self, gradient: Any, variable: Any) -> bool:
+        if not self._is_eager or not isinstance(gradient, tf.IndexedSlices):
+            return has_rows(gradient, is_eager=False)
+        if self._has_rows is None:
+            self._numbers.setdefault(id(variable), set()).add(int(gradient.indices.shape[0]))
+            return False
+        return self._has_rows.get(id(variable), False)
+
+
+def _another_number(leaf: Any) -> Any:
+    """The first row alone, or, where there is but one, twice."""
+    if leaf is None or not len(leaf.shape):
+        return leaf
+    return leaf[:1] if leaf.shape[0] > 1 else tf.concat([leaf, leaf], 0)

@@ -4,11 +4,13 @@ A replica's gradient is weighted n_r / n. That is right for terms that are means
 multiplied with n / n_r first. A mean over something else (the steps that no mask hides, the sum of sample weights) is
 divided by d_r, which is this replica's own: it has to be multiplied with (d_r / n_r) (n / d), d being the sum of all
 d_r, which replicas exchange before they compute gradients.
+
+A loss that gives one number for all of its rows has no denominator to be seen: it counts as a mean over rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +20,7 @@ from keras.src.losses import loss as loss_module
 
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
+from duoka.frameworks.replacing import for_this_thread, replacing
 
 MOST_TERMS = 62
 MOST_FACTORS = MOST_TERMS + 2  # one for each term, and:
@@ -26,6 +29,7 @@ ROWS = -1  # n / n_r, which makes up for the weight of a replica
 
 _rows_factor: Any = None  # of the step that is being run or traced
 MEAN, SUM, COUNTED = "mean", "sum", "counted"
+_SUMS = ("sum", "none", None)  # reductions
 
 
 class Terms:
@@ -34,6 +38,7 @@ class Terms:
     def __init__(self) -> None:
         self.kinds: list[str] = []  # of the last run or tracing
         self.denominators: list[Any] = []
+        self.single_numbers: dict[str, None] = {}  # the names of losses that give one number for a batch
 
     @property
     def are_counted(self) -> bool:
@@ -51,7 +56,15 @@ class Terms:
         global _rows_factor
         self.kinds, self.denominators = [], []
         _rows_factor = factors[ROWS]
-        reduce = loss_module.reduce_weighted_values
+        reduce, call = loss_module.reduce_weighted_values, loss_module.Loss.__call__
+        called: list[Any] = []
+
+        def call_seen(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            called.append(loss)
+            try:
+                return call(loss, *args, **kwargs)
+            finally:
+                called.pop()
 
         def corrected(
             values: Any,
@@ -60,20 +73,29 @@ class Terms:
             reduction: Any = "sum_over_batch_size",
             dtype: Any = None,
         ) -> Any:
-            number, kind = len(self.kinds), _kind(sample_weight, mask, reduction)
+            number, kind = len(self.kinds), _kind(values, sample_weight, mask, reduction)
             if number == MOST_TERMS:
                 raise MismatchError(f"A training step computes more than {MOST_TERMS} losses.")
+            if _is_one_number(values) and called:
+                self.single_numbers[called[-1].name] = None
             self.kinds.append(kind)
             self.denominators.append(_denominator(values, sample_weight, mask, reduction) if kind == COUNTED else 1.0)
             term = reduce(values, sample_weight, mask, reduction, dtype)
             return term if kind == MEAN else term * ops.cast(factors[number], term.dtype)
 
-        loss_module.reduce_weighted_values = corrected
+        replaced = [
+            (loss_module, "reduce_weighted_values", for_this_thread(corrected, reduce)),
+            (loss_module.Loss, "__call__", for_this_thread(call_seen, call)),
+        ]
         try:
-            yield
+            with replacing(replaced):
+                yield
         finally:
-            loss_module.reduce_weighted_values = reduce
             _rows_factor = None
+
+    def name_single_numbers(self, tell: Callable[[str], None]) -> None:
+        for name in self.single_numbers:
+            tell(f"the loss {name} gives one number for a batch: it counts as a mean over rows, exact where it is one")
 
     def factors(self, num_rows: int, total_rows: int, own: Array | None, total: Array | None) -> Array:
         """For each term; `own` and `total` are denominators, where they were exchanged."""
@@ -92,8 +114,17 @@ def sum_loss(value: Any) -> Any:
     return value if _rows_factor is None else value * ops.cast(_rows_factor, value.dtype)
 
 
-def _kind(sample_weight: Any, mask: Any, reduction: Any) -> str:
-    if reduction in ("sum", "none", None):
+def _is_one_number(values: Any) -> bool:
+    return not len(getattr(values, "shape", ()))
+
+
+def _kind(values: Any, sample_weight: Any, mask: Any, reduction: Any) -> str:
+    is_sum = reduction in _SUMS
+    if _is_one_number(values):
+        # With a weight or a mask for each row, Keras adds up one product for each of them.
+        has_products = mask is not None or not _is_one_number(sample_weight)
+        return SUM if is_sum and has_products else MEAN
+    if is_sum:
         return SUM
     if mask is not None or (reduction == "mean_with_sample_weight" and sample_weight is not None):
         return COUNTED

@@ -59,7 +59,7 @@ class TorchBackend(Backend):
 
     def compute(self, rows: Any, replica: int, factors: Array) -> Outcome:
         metrics = self.model.metrics_variables
-        watched = self._state_variables if self._positions is None else [*self.moving, *self.others]
+        watched = self._all_variables if self._positions is None else [*self.moving, *self.others]
         saved = [variable.value.detach().clone() for variable in [*watched, *metrics]]
         with torch.no_grad():
             for variable, start in zip(self.seeds, self._starts, strict=True):
@@ -86,6 +86,12 @@ class TorchBackend(Backend):
                     variable.value.copy_(value)
                 for variable, start in zip(self.seeds, self._starts, strict=True):
                     variable.value.copy_(torch.as_tensor(start))
+
+    @property
+    def _all_variables(self) -> list[Any]:
+        """Weights, too: the first run may turn out to be one that writes to them by itself."""
+        known = [*self._state_variables, *self.model.trainable_variables]
+        return list({id(variable): variable for variable in known}.values())
 
     def _step(self, rows: Any) -> Any:
         if self.is_training:

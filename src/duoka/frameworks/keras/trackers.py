@@ -9,6 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from duoka.frameworks.replacing import for_this_thread, replacing
+
 
 @contextmanager
 def tracking(model: Any, factor: Any) -> Iterator[None]:
@@ -31,8 +33,5 @@ def tracking(model: Any, factor: Any) -> Iterator[None]:
             sample_weight = 1 / factor
         return update(metric, values, sample_weight=sample_weight)
 
-    keras.metrics.Mean.update_state = update_state
-    try:
+    with replacing([(keras.metrics.Mean, "update_state", for_this_thread(update_state, update))]):
         yield
-    finally:
-        keras.metrics.Mean.update_state = update

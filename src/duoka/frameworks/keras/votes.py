@@ -10,6 +10,7 @@ from keras.src.utils import is_default
 
 from duoka.collectives.collective import Collective
 from duoka.frameworks.exchange.agreement import hear_all
+from duoka.frameworks.keras.equality import Equality
 from duoka.frameworks.keras.generators import BETWEEN_EPOCHS, digest, take_states_from_first
 
 _STOP, _GO_ON = b"s", b"g"
@@ -22,16 +23,19 @@ class EpochVote(keras.callbacks.Callback):
     An exchange of its own: the next step's would come too late, since one device stops before it.
     """
 
-    def __init__(self, attached: Any, collective: Collective) -> None:
+    def __init__(self, attached: Any, collective: Collective, equality: Equality) -> None:
         super().__init__()
-        self._attached, self._collective = attached, collective
+        self._attached, self._collective, self._equality = attached, collective, equality
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._vote(f"at the beginning of epoch {epoch}")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        notes = self._vote(f"at the end of epoch {epoch}", digest(BETWEEN_EPOCHS))
-        if len({note[1:] for note in notes}) > 1:
+        when, generators = f"at the end of epoch {epoch}", digest(BETWEEN_EPOCHS)
+        notes = self._vote(when, generators + self._equality.note())
+        stop = 1 + len(generators)
+        self._equality.compare([note[stop:] for note in notes], when)
+        if len({note[1:stop] for note in notes}) > 1:
             take_states_from_first(self._collective, BETWEEN_EPOCHS)
 
     def _vote(self, name: str, more: bytes = b"") -> list[bytes]:

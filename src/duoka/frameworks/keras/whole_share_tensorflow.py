@@ -18,6 +18,7 @@ from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
 from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
+from duoka.frameworks.keras.untracked_random import draws_outside, say_random
 
 
 class TensorFlowShare(ShareBackend):
@@ -118,6 +119,8 @@ class TensorFlowShare(ShareBackend):
     def _step(self, data: Any, factor: Any) -> list[Any]:
         with self._exchanging(factor):
             reported = self._model.train_step(data)
+        if draws_outside():
+            self._tell(say_random(self._model))
         return self._logs.learn(reported, metric_results(self._model), self._updated)
 
     def _exchange(self, gradients: list[Any]) -> list[Any]:
@@ -138,7 +141,8 @@ class TensorFlowShare(ShareBackend):
 
     def _gather(self, slices: Any) -> Any:
         like = [([None], slices.indices.dtype.name), ([None, *slices.values.shape[1:]], slices.values.dtype.name)]
-        indices, values = self._host.call(self._wire.gather_slices, [slices.indices, slices.values], like)
+        gather = self._wire.gather_or_add_slices if self._model.run_eagerly else self._wire.gather_slices
+        indices, values = self._host.call(gather, [slices.indices, slices.values], like)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def apply(self, moving: dict[int, Array], others: dict[int, Array], total: Outcome) -> dict[str, Any]:
