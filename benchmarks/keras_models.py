@@ -55,41 +55,37 @@ def batches_of(rows: tuple[np.ndarray, np.ndarray], batch_size: int) -> dict[str
 
 
 class EpochTimes(keras.callbacks.Callback):
-    """Seconds of each epoch, by the wall."""
+    """Seconds of an epoch by the wall, and of its steps, from the return of one to that of the next.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
+    It has no method for batches: with one, Keras waits for each step's logs, and Duoka's workers vote after each step.
+    """
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._own = run = self.model.train_function
+        self._ends: list[float] = []
+
+        def timed(*given: Any) -> Any:
+            results = run(*given)
+            self._ends.append(time.perf_counter())
+            return results
+
+        self.model.train_function = timed
         self._begin = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seconds.append(time.perf_counter() - self._begin)
-
-
-def time_epoch(model: keras.Model, batches: dict[str, Any]) -> float:
-    times = EpochTimes()
-    model.fit(**batches, epochs=1, verbose=0, callbacks=[times])
-    return times.seconds[0]
-
-
-class StepTimes(keras.callbacks.Callback):
-    """Seconds from the end of a step to the end of the next one, in an epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ends: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._ends.append(time.perf_counter())
+        self.seconds = time.perf_counter() - self._begin
+        self.model.train_function = self._own
 
     @property
-    def seconds(self) -> list[float]:
+    def steps(self) -> list[float]:
         return [end - begin for begin, end in itertools.pairwise(self._ends)]
 
+    @property
+    def mean(self) -> float:
+        return self.seconds / len(self._ends)
 
-def time_steps(model: keras.Model, batches: dict[str, Any]) -> list[float]:
-    times = StepTimes()
+
+def time_epoch(model: keras.Model, batches: dict[str, Any]) -> EpochTimes:
+    times = EpochTimes()
     model.fit(**batches, epochs=1, verbose=0, callbacks=[times])
-    return times.seconds
+    return times

@@ -78,7 +78,7 @@ def measure(num_rounds: int, num_steps: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(num_rounds + 2):
         for name in sorted(runs, reverse=bool(number % 2)):
-            seconds = keras_models.time_epoch(*runs[name])
+            seconds = keras_models.time_epoch(*runs[name]).seconds
             if number >= 2:
                 times[name].append(seconds / num_steps * 1e3)
     return {name: statistics.median(values) for name, values in times.items()}

@@ -150,13 +150,14 @@ NOTES = """## Notes
   same model, data, optimizer and allocator settings. Duoka runs two workers with one thread each; peers run with one
   and with two threads, and the better of the two counts. Bars are judged by medians of single steps: the hypervisor of
   this machine takes a core away for up to 130 ms at a time (steal in /proc/stat, up to a quarter of the time), which
-  means measure, and more where two cores have to work together. The means are beside, in brackets; a `fit` also has a
-  cost of its own at its start (weights are compared, about 30 ms for MobileNetV2), which is in neither.
+  means measure, and more where two cores have to work together; on JAX, which returns before a step is done, by medians
+  of epochs. The means of whole epochs are beside, in brackets: in `fit` they have its start in them, too, where Duoka's
+  workers compare their weights (about 30 ms for the 12 steps of MobileNetV2).
 - `half` is plain `fit` on half of each batch in two workers, without any exchange. It is not a bound (Duoka's update is
   compiled by XLA there, that of `half` is not), but it shows where the time goes: half of a batch costs more than half
   of the time. The gradients of MobileNetV2 take 212 ms for 64 rows on one core, 120 ms for 32, 132 to 148 ms where both
-  cores compute 32 rows at once, and 184 ms where TensorFlow itself spreads 64 rows over both cores: with an update of
-  20 to 29 ms that has to run in both workers, 1.2 times the plain loop is out of reach here.
+  cores compute 32 rows at once, and 184 ms where TensorFlow itself spreads 64 rows over both cores. The update takes
+  another 20 to 29 ms in both workers, while TensorFlow alone does parts of it during backward.
 - Tried, and kept: graphs called by flat lists of tensors, sums in few flat arrays, XLA for the update of models with
   few variables (4.8 to 1.6 ms for the small CNN in `fit`; a step of a loop 19.8 to 15.4 ms), rows cut by NumPy, not by
   TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
