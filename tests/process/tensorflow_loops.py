@@ -341,6 +341,35 @@ def a_loop_inside_the_graph(strategy):
 
 
 @scenario
+def two_runs_in_one_graph(strategy):
+    """The second one begins when the first one is over, also where nothing goes from one to the other."""
+    with strategy.scope():
+        models = [network(is_noisy=False), network(is_regular=True)]
+        optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.Nadam(0.01)]
+
+    def step_of(model, optimizer, *, is_drawing):
+        def train_step(batch):
+            x, tokens, y = batch
+            noise = keras.random.normal((1,), seed=noises) if is_drawing else 0.0
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(each_loss(y, model([x, tokens], training=True)))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return loss + 0 * tf.reduce_sum(noise)
+
+        return train_step
+
+    noises = keras.random.SeedGenerator(3)
+    steps = [step_of(*pair, is_drawing=not n) for n, pair in enumerate(zip(models, optimizers, strict=True))]
+
+    @tf.function(reduce_retracing=True)
+    def distributed(batch):
+        return [strategy.reduce("mean", strategy.run(step, args=(batch,))) for step in (*steps, *steps)]
+
+    losses = [float(loss) for batch in strategy.distribute_dataset(batches()) for loss in distributed(batch)]
+    return describe([variable for model in models for variable in model.variables], losses)
+
+
+@scenario
 def models_of_many_shapes(strategy):
     """Steps of one name, trained with one after the other; a dataset of one-tuples; means of vectors."""
     weights, numbers = [], []

@@ -32,6 +32,7 @@ NUMBERS = (
     "text_beside_numbers",
     "a_plain_batch_and_a_function_of_tensorflow",
     "a_loop_inside_the_graph",
+    "two_runs_in_one_graph",
     "models_of_many_shapes",
     "two_optimizers",
 )
@@ -48,6 +49,7 @@ SOME = (
     "results_of_all_kinds",
     "text_beside_numbers",
     "a_plain_batch_and_a_function_of_tensorflow",
+    "two_runs_in_one_graph",
     "a_death",
 )
 

@@ -60,8 +60,14 @@ class Equality:
         first, *others = self._collective.all_gather([self._digests] * len(self._collective.replicas))
         owner = self._collective.placement.owner
         for replica, other in enumerate(others, 1):
-            if len(other) != len(first) or (other != first).any():
-                self._refuse(_first_difference(first, other), owner(0), owner(replica), when)
+            if len(other) != len(first):
+                raise MismatchError(
+                    f"The model has {len(first)} variables on worker {owner(0)}, {len(other)} on worker"
+                    f" {owner(replica)}, {when}.",
+                    do="let every worker make the same layers.",
+                )
+            if (other != first).any():
+                self._refuse(int(np.argmax(other != first)), owner(0), owner(replica), when)
 
     def _refuse(self, place: int, first_worker: int, worker: int, when: str) -> None:
         variables = [*self._model.trainable_variables, *self._model.non_trainable_variables]
@@ -82,8 +88,3 @@ def _is_due(num_calls: int, *, is_fitting: bool) -> bool:
 
 def _digest(value: Array) -> int:
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-
-
-def _first_difference(first: Array, other: Array) -> int:
-    shortest = min(len(first), len(other))
-    return int(np.argmax(first[:shortest] != other[:shortest]))

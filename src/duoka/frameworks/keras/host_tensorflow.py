@@ -29,10 +29,14 @@ class TensorFlowHost(Host):
             before = [self._last[1]] if self._last[0] is graph else []
             with tf.control_dependencies(before):
                 results = _as_list(tf.numpy_function(surfacing, list(arguments), types))
-            self._last = (graph, results[0].op)
+            self.follow(results[0].op)
         for result, (shape, _) in zip(results, like, strict=True):
             result.set_shape(shape)
         return results
+
+    def follow(self, operation: Any) -> None:
+        """In the graph that is being built, the next call comes after this."""
+        self._last = (tf.compat.v1.get_default_graph(), operation)
 
     def differentiable(self, forward: Forward, backward: Backward) -> Callable[..., tuple[Any, ...]]:
         @tf.custom_gradient

@@ -83,10 +83,15 @@ class ShareBackend(ABC):
             tracking(self._model, factor),
             synchronised,
         ):
+            before = self._mark_weights()
             yield
         self._terms.name_single_numbers(self._tell)
-        if not applying.has_applied:
+        if not applying.has_applied and self._mark_weights() != before:
             refuse_own_optimizers(self._model)
+
+    def _mark_weights(self) -> Any:
+        """Another mark after they were changed. A step that is traced once, and applies nothing, never will."""
+        return object()
 
     @contextmanager
     def _watching_changes(self, applying: Applying) -> Iterator[None]:

@@ -136,9 +136,12 @@ class Steps:
             return
         middle = rows.start + len(rows) // 2
         halves = []
-        for part in (range(rows.start, middle), range(middle, rows.stop)):
-            factors = self._terms.factors(len(part), self._progress.rows, None, None)
-            halves.append(self._backend.compute(self._backend.cut(batch, part), replica, factors).metrics)
+        try:
+            for part in (range(rows.start, middle), range(middle, rows.stop)):
+                factors = self._terms.factors(len(part), self._progress.rows, None, None)
+                halves.append(self._backend.compute(self._backend.cut(batch, part), replica, factors).metrics)
+        except Exception:  # the step does not take so few rows: it cannot be found out, and nobody has asked
+            return
         counting = [n for n in doubtful if _adds_more_in_halves(whole.metrics[n], halves[0][n], halves[1][n])]
         if counting:
             self._tell(

@@ -76,8 +76,13 @@ class TensorFlowBackend(Backend):
     # One replica.
 
     def compute(self, rows: Any, replica: int, factors: Array) -> Outcome:
-        self._slices_of_rows.learn(lambda part: self._run(part, replica, factors, is_counting=False), rows)
-        gradients, moving, others, metrics, logs, rates = self._run(rows, replica, factors, is_counting=False)
+        def run(part: Any) -> Any:
+            return self._run(part, replica, factors, is_counting=False)
+
+        results = run(rows)
+        if self._slices_of_rows.learn(run, rows):
+            results = run(rows)
+        gradients, moving, others, metrics, logs, rates = results
         return Outcome(
             [_as_slices(part) if isinstance(part, (list, tuple)) else as_array(part) for part in gradients],
             moving=[as_array(part) for part in moving],

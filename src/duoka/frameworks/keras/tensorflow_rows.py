@@ -57,11 +57,17 @@ class SlicesOfRows:
         self._numbers: dict[int, set[int]] = {}  # of slices, by the id of the variable, while this is found out
         self._has_rows: dict[int, bool] | None = None
 
-    def learn(self, run: Callable[[Any], Any], rows: Any) -> None:
-        if self._is_eager and self._has_rows is None:
-            run(rows)
-            run(tree.map_structure(_another_number, rows))
+    def learn(self, run: Callable[[Any], Any], rows: Any) -> bool:
+        """After a run on these rows. True if that has to be done again, with what is known by now."""
+        if not self._is_eager or self._has_rows is not None:
+            return False
+        try:
+            if self._numbers:
+                run(tree.map_structure(_twice, rows))
             self._has_rows = {key: len(numbers) > 1 for key, numbers in self._numbers.items()}
+        except Exception:  # the step does not take so many rows: nobody has asked for them
+            self._has_rows = dict.fromkeys(self._numbers, True)
+        return bool(self._numbers)
 
     def has_rows(self, gradient: Any, variable: Any) -> bool:
         if not self._is_eager or not isinstance(gradient, tf.IndexedSlices):
@@ -72,8 +78,5 @@ class SlicesOfRows:
         return self._has_rows.get(id(variable), False)
 
 
-def _another_number(leaf: Any) -> Any:
-    """The first row alone, or, where there is but one, twice."""
-    if leaf is None or not len(leaf.shape):
-        return leaf
-    return leaf[:1] if leaf.shape[0] > 1 else tf.concat([leaf, leaf], 0)
+def _twice(leaf: Any) -> Any:
+    return leaf if leaf is None or not len(leaf.shape) else tf.concat([leaf, leaf], 0)

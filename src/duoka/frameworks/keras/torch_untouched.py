@@ -48,7 +48,16 @@ def _write_marks(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _Operations(TorchDispatchMode):
-    """Sees every operation on the memory of the model's variables, by whatever name the step has it."""
+    """Sees every operation on the memory of the model's variables, by whatever name the step has it.
+
+    Not those inside of what torch.compile has made: a mode that wants them would keep PyTorch from compiling, for good.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __init__(self, model: Any, recorder: Recorder) -> None:
         super().__init__()
@@ -61,7 +70,8 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._see(function._schema.arguments, args, kwargs)
+        if hasattr(function, "_schema"):  # operators that take functions have none
+            self._see(function._schema.arguments, args, kwargs)
         return function(*args, **kwargs)
 
     def _see(self, arguments: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -79,8 +89,11 @@ class _Operations(TorchDispatchMode):
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """0 where there is none, or more than one: of sparse tensors."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+    """0 where there is none, or more than one: of sparse tensors, and of classes that wrap others."""
+    try:
+        return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+    except (RuntimeError, NotImplementedError):
+        return 0
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -66,6 +66,11 @@ class TorchShare(ShareBackend):
             [np.asarray(float(value.detach()), np.float32) for value in own],
         )
 
+    def _mark_weights(self) -> Any:
+        """A step may gather gradients by itself, and apply them in a later one."""
+        weights = self._model.trainable_variables
+        return [(weight.value._version, weight.value.data_ptr()) for weight in weights]
+
     @property
     def _state_changed(self) -> list[Any]:
         seeds = {id(seed) for seed in self._seeds}

@@ -53,6 +53,11 @@ class Arguments:
                 do="give batches of strategy.distribute_dataset: then anything else goes to every replica whole.",
             )
 
+    @property
+    def have_known_rows(self) -> bool:
+        """Whether a row is as long as any other of any batch: nothing in it is padded to the longest."""
+        return all(leaf.shape[1:].is_fully_defined() for leaf in self.rows)
+
     def count_rows(self, num_replicas: int) -> Any:
         """Of the global batch, a number or a tensor. Without a batch, each replica counts as a row."""
         if not self.rows:

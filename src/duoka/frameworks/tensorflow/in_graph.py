@@ -94,10 +94,12 @@ class GraphRun:
             ],
             parallel_iterations=1,
         )
+        self._host.follow(done[0].op)  # another run in the same graph begins when this one is over
         results = done[len(needs) :]
         for result, (shape, _) in zip(results, like, strict=True):
             result.set_shape(shape)
-        return self._finish(step, before, results)
+        is_compiled = jit_compile is not False and arguments.have_known_rows
+        return self._finish(step, before, results, is_compiled=is_compiled)
 
     # One replica.
 
@@ -208,7 +210,7 @@ class GraphRun:
             arrays += [([None, *array.shape[1:]], array.dtype.name), ([None], "int32")]
         return [*flats, *step.slices_like, *others, *numbers, *arrays, ([None], "int32"), ([None], "int32")]
 
-    def _finish(self, step: Step, before: dict[int, Any], results: Sequence[Any]) -> Any:
+    def _finish(self, step: Step, before: dict[int, Any], results: Sequence[Any], *, is_compiled: bool) -> Any:
         total = step.total_of(self._strategy.replicas)
         given = iter(results)
         flat = [next(given) for _ in total.packing.sizes]
@@ -218,7 +220,7 @@ class GraphRun:
         arrays = [next(given) for _ in range(2 * len(step.outputs.arrays))]
         for variable in step.set_back:
             variable.assign(before[id(variable)])
-        step.conclude(total.parts(flat, tf.reshape, tf.cast), others, slices)
+        step.conclude(total.parts(flat, tf.reshape, tf.cast), others, slices, is_compiled=is_compiled)
         return step.results(numbers, arrays, *given)
 
 

@@ -12,7 +12,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from duoka.collectives.packing import Kind, Packing
 from duoka.frameworks.exchange.outcome import Total
 from duoka.frameworks.keras.learning_rate import rate_of
-from duoka.frameworks.tensorflow.compiled_update import apply
+from duoka.frameworks.tensorflow.compiled_update import apply_compiled
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.turns import Contents
@@ -133,12 +133,14 @@ class Step:
                 like += [([None], "int64"), ([None, *gradient.values.shape[1:]], gradient.values.dtype.name)]
         return like
 
-    def conclude(self, parts: Sequence[Sequence[Any]], others: Sequence[Any], slices: Sequence[Any]) -> None:
+    def conclude(
+        self, parts: Sequence[Sequence[Any]], others: Sequence[Any], slices: Sequence[Any], *, is_compiled: bool = False
+    ) -> None:
         """Merge state and call optimizers, in the order in which the step did: an update sees a learning rate that
         was set before it, and not the next one, which is set after it.
         """
         self._merge(parts, others, is_late=False)
-        self._update(parts[0], slices)
+        self._update(parts[0], slices, apply_compiled if is_compiled else Update.apply)
         self._merge(parts, others, is_late=True)
 
     def _merge(self, parts: Sequence[Sequence[Any]], others: Sequence[Any], *, is_late: bool) -> None:
@@ -151,7 +153,9 @@ class Step:
             if (id(variable) in self._late_ids) == is_late:
                 variable.assign_add(added)
 
-    def _update(self, dense: Sequence[Any], slices: Sequence[Any]) -> None:
+    def _update(
+        self, dense: Sequence[Any], slices: Sequence[Any], apply: Callable[[Update, Sequence[Any]], None]
+    ) -> None:
         """Call the optimizers, in the order in which the step has called them."""
         whole, pairs = iter(dense), iter(zip(slices[::2], slices[1::2], strict=True))
         together = []
