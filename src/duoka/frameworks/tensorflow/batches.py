@@ -50,7 +50,8 @@ class Arguments:
             raise MismatchError(
                 f"The tensors of a batch have {', '.join(map(str, sorted(known)))} rows.",
                 why="replicas take parts of a batch, so that its tensors must have the same number of rows.",
-                do="give batches of strategy.distribute_dataset: then anything else goes to every replica whole.",
+                do="call .batch(n) on a dataset that gives single samples; give what belongs to no row beside batches"
+                " of strategy.distribute_dataset: it goes to every replica whole.",
             )
 
     @property
