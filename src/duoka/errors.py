@@ -10,6 +10,7 @@ DuokaError                  what happened, why, what to do
 ├── WorkerLeft              a worker finished its script while others wait for it
 ├── WorkerFailed            another worker's code raised where this one waited for it
 ├── CheckpointError         a state that cannot be saved, or a file that cannot be loaded
+│   └── CheckpointDamaged   files that are not what Duoka has written          (exit code 65)
 └── DeadlineExceeded        somebody did not arrive in time                   (exit code 75)
 Stopped (BaseException)     the run is ending; not caught by ``except Exception``
 """
@@ -72,6 +73,10 @@ class WorkerFailed(DuokaError):
 
 class CheckpointError(DuokaError):
     pass
+
+
+class CheckpointDamaged(CheckpointError):
+    exit_code = 65
 
 
 class DeadlineExceeded(DuokaError):

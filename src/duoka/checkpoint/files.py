@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO
 
 from duoka.checkpoint.atomic import write_atomically
@@ -19,13 +19,9 @@ def save_state(path: Any, state: Any, codecs: Sequence[Codec]) -> None:
     name = _read_path(path)
     if state is None:
         raise CheckpointError("There is nothing to save: the state is None.", do="give a state_dict, on every worker.")
-    writing = _Writing(codecs)
+    tree, tensors = collect(state, codecs)
     try:
-        tree = describe(state, writing.put)
-    except RecursionError:
-        raise CheckpointError("The state is nested too deeply to be saved.") from None
-    try:
-        write_atomically(name, lambda file: write_storage(file, tree, writing.tensors))
+        write_atomically(name, lambda file: write_storage(file, tree, tensors))
     except OSError as error:
         raise CheckpointError(
             f"{name} could not be saved.",
@@ -34,40 +30,63 @@ def save_state(path: Any, state: Any, codecs: Sequence[Codec]) -> None:
         ) from error
 
 
+def collect(state: Any, codecs: Sequence[Codec]) -> tuple[Any, dict[str, StoredTensor]]:
+    """The shape of a state, and its tensors by their names. Nothing is copied yet."""
+    collected = _Collected(codecs)
+    try:
+        return describe(state, collected.put), collected.tensors
+    except RecursionError:
+        raise CheckpointError("The state is nested too deeply to be saved.") from None
+
+
 def load_state(path: Any, codecs: Sequence[Codec], device: Any = None) -> Any:
     """The state that was saved under this path. Every error is a CheckpointError that names the file."""
-    # Here and not above: it takes a while, and most runs load nothing.
-    from safetensors import SafetensorError, safe_open
-
     name = _read_path(path)
+    with naming_errors(name), open(name, "rb") as file:
+        return load_tensors(file, name, read_tree(file, name), codecs, device)
+
+
+def load_tensors(file: BinaryIO, name: str, tree: Any, codecs: Sequence[Codec], device: Any = None) -> Any:
+    """The state that a file's tree describes, with the tensors that the file holds."""
+    # Here and not above: it takes a while, and most runs load nothing.
+    from safetensors import safe_open
+
     by_kind = {codec.kind: codec for codec in codecs}
     made: dict[str, Any] = {}
+    readers: dict[str, Any] = {}
+    with ExitStack() as stack:
+
+        def get(record: dict[str, Any]) -> Any:
+            stored, codec = record["name"], by_kind.get(record["kind"])
+            if codec is None:
+                raise CheckpointError(
+                    f"{name} holds tensors of {record['kind']}.", do=f"import {record['kind']} before loading it."
+                )
+            if codec.kind not in readers:
+                readers[codec.kind] = stack.enter_context(safe_open(_same_file(file, name), codec.reader))
+            if stored not in made:
+                made[stored] = codec.restore(readers[codec.kind].get_tensor(stored), record["form"], device)
+            return made[stored]
+
+        return rebuild(tree, get)
+
+
+@contextmanager
+def naming_errors(name: str) -> Iterator[None]:
+    """Whatever goes wrong in reading this file is a CheckpointError that names it."""
+    from safetensors import SafetensorError
+
     try:
-        with ExitStack() as stack:
-            file = stack.enter_context(open(name, "rb"))
-            tree = read_tree(file, name)
-            readers: dict[str, Any] = {}
-
-            def get(record: dict[str, Any]) -> Any:
-                stored, codec = record["name"], by_kind.get(record["kind"])
-                if codec is None:
-                    raise CheckpointError(
-                        f"{name} holds tensors of {record['kind']}.", do=f"import {record['kind']} before loading it."
-                    )
-                if codec.kind not in readers:
-                    readers[codec.kind] = stack.enter_context(safe_open(_same_file(file, name), codec.reader))
-                if stored not in made:
-                    made[stored] = codec.restore(readers[codec.kind].get_tensor(stored), record["form"], device)
-                return made[stored]
-
-            return rebuild(tree, get)
+        yield
     except OSError as error:
         raise CheckpointError(f"{name} cannot be read.", why=f"{error.strerror or error}.") from error
-    except (SafetensorError, ValueError, LookupError) as error:
+    except RecursionError:
+        raise damaged(name, "what it holds is nested too deeply.") from None
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(name, f"{error}") from error
 
 
-class _Writing:
+class _Collected:
     """Collects what is stored beside the tree, each thing once, under names that people can read."""
 
     def __init__(self, codecs: Sequence[Codec]) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from duoka.errors import CheckpointError
+from duoka.checkpoint.tree import parse_json
+from duoka.errors import CheckpointDamaged, CheckpointError
 
 FORMAT = "duoka 1"
+PART_FORMAT = "duoka part 1"  # without a digest of its own: the manifest beside it has one
 # What safetensors calls the types that NumPy and the frameworks name alike.
 TYPE_NAMES = {
     "bool": "BOOL",
@@ -35,6 +37,7 @@ _LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 100_000_000  # what the safetensors library accepts
 _CHUNK_BYTES = 1 << 24
 _NO_DIGEST = "0" * 64
+_DIGEST_AT = _LENGTH.size + len('{"__metadata__":{"sha256":"')  # it comes first, so that its place is known
 
 
 @dataclass(frozen=True)
@@ -49,26 +52,35 @@ class StoredTensor:
 
 
 def write_storage(file: BinaryIO, tree: Any, tensors: dict[str, StoredTensor]) -> None:
-    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
-    # Larger items first: then every tensor lies at a multiple of its item's size.
-    names = sorted(tensors, key=lambda name: -tensors[name].item_bytes)
-    head = _header(text, names, tensors)
-    digest = hashlib.sha256(head)
-    file.write(_LENGTH.pack(len(head)) + head)
-    for name in names:
-        num_written = 0
-        for chunk in _chunks(tensors[name].read()):
-            digest.update(chunk)
-            file.write(chunk)
-            num_written += len(chunk)
-        assert num_written == tensors[name].nbytes, f"{name}: {num_written} bytes instead of {tensors[name].nbytes}"
-    file.seek(_LENGTH.size + head.index(_NO_DIGEST.encode()))
+    """A file that carries its own digest, of all that follows its first eight bytes."""
+    parts = list_parts(tree, tensors, {"sha256": _NO_DIGEST, "format": FORMAT})
+    file.write(next(parts))
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+        file.write(part)
+    file.seek(_DIGEST_AT)
     file.write(digest.hexdigest().encode())
 
 
-def _header(text: str, names: Sequence[str], tensors: dict[str, StoredTensor]) -> bytes:
-    # The digest comes first: nothing before it can look like it.
-    entries: dict[str, Any] = {"__metadata__": {"sha256": _NO_DIGEST, "format": FORMAT, "tree": text}}
+def list_parts(tree: Any, tensors: dict[str, StoredTensor], known: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, in order and in pieces: the header's length, the header, the tensors."""
+    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
+    # Larger items first: then every tensor lies at a multiple of its item's size.
+    names = sorted(tensors, key=lambda name: -tensors[name].item_bytes)
+    head = _header(known | {"tree": text}, names, tensors)
+    yield _LENGTH.pack(len(head))
+    yield head
+    for name in names:
+        num_written = 0
+        for chunk in _chunks(tensors[name].read()):
+            yield chunk
+            num_written += len(chunk)
+        assert num_written == tensors[name].nbytes, f"{name}: {num_written} bytes instead of {tensors[name].nbytes}"
+
+
+def _header(known: dict[str, str], names: Sequence[str], tensors: dict[str, StoredTensor]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": known}
     start = 0
     for name in names:
         tensor = tensors[name]
@@ -95,18 +107,22 @@ def _chunks(data: Any) -> Iterator[memoryview]:
 def read_tree(file: BinaryIO, path: str) -> Any:
     """The shape of the saved state, once the whole file has been read and its digest is right."""
     head = _read_header(file, path)
-    known = json.loads(head)["__metadata__"]
+    known = _read_known(head, path, FORMAT)
     digest = str(known.get("sha256"))
     found = hashlib.sha256(head.replace(digest.encode(), _NO_DIGEST.encode(), 1))
     while chunk := file.read(_CHUNK_BYTES):
         found.update(chunk)
     if found.hexdigest() != digest:
         raise damaged(path, f"its SHA-256 is {found.hexdigest()[:16]}..., and {digest[:16]}... was written down.")
-    return json.loads(known["tree"], parse_constant=_refuse_constant)
+    return parse_json(known["tree"])
+
+
+def read_part_tree(file: BinaryIO, path: str) -> Any:
+    """The same of a file that is part of a checkpoint, and whose digest was found to be right already."""
+    return parse_json(_read_known(_read_header(file, path), path, PART_FORMAT)["tree"])
 
 
 def _read_header(file: BinaryIO, path: str) -> bytes:
-    """The header of a file of ours; anything else is an error."""
     start = file.read(_LENGTH.size)
     if start.startswith(b"PK\x03\x04"):
         raise _foreign(path, "it looks like a file of torch.save.", "read it with torch.load(path, weights_only=True).")
@@ -116,25 +132,29 @@ def _read_header(file: BinaryIO, path: str) -> bytes:
     head = file.read(length)
     if len(head) < length:
         raise damaged(path, "it ends in its header.") if b'"sha256"' in head else _foreign(path, "it is too short.")
-    try:
-        known = json.loads(head).get("__metadata__", {})
-    except (ValueError, AttributeError):
-        raise damaged(path, "its header cannot be read.") from None
-    if known.get("format") != FORMAT:
-        do = "read it with safetensors, for example safetensors.torch.load_file(path)."
-        raise _foreign(path, "it is a safetensors file of somebody else, or of another version.", do)
     return head
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def _read_known(head: bytes, path: str, wanted: str) -> dict[str, str]:
+    """What stands in the header of a file of ours beside the tensors; anything else is an error."""
+    try:
+        known = parse_json(head.decode()).get("__metadata__", {})
+        found = known.get("format")
+    except (ValueError, AttributeError, RecursionError):
+        raise damaged(path, "its header cannot be read.") from None
+    if found == PART_FORMAT != wanted:
+        raise _foreign(path, "it is part of a checkpoint.", "resume from the folder of checkpoints that it lies in.")
+    if found != wanted:
+        do = "read it with safetensors, for example safetensors.torch.load_file(path)."
+        raise _foreign(path, "it is a safetensors file of somebody else, or of another version.", do)
+    return dict(known)
 
 
-def damaged(path: str, why: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged.", why=why, do="use an older file, or a copy.")
+def damaged(path: str, why: str) -> CheckpointDamaged:
+    return CheckpointDamaged(f"{path} is damaged.", why=why, do="use an older file, or a copy.")
 
 
 def _foreign(
     path: str, why: str, do: str = "give the path of a file that strategy.save has written."
-) -> CheckpointError:
-    return CheckpointError(f"{path} was not written by strategy.save.", why=why, do=do)
+) -> CheckpointDamaged:
+    return CheckpointDamaged(f"{path} was not written by strategy.save.", why=why, do=do)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
@@ -132,14 +133,40 @@ def _tagged(tag: str, part: dict[str, Any], value: Callable[[Any], Any], get: Ge
         return complex(*(value(item) for item in content))
     if tag == "$tuple":
         return tuple(value(item) for item in content)
+    if tag not in ("$dict", "$counter", "$ordered"):
+        raise ValueError(f"an unknown tag, {tag[:100]}.")
     pairs = {value(key): value(item) for key, item in content}
     if tag == "$dict":
         return pairs
     if tag == "$counter":
         return Counter(pairs)
-    if tag == "$ordered":
-        ordered: Any = OrderedDict(pairs)
-        if "$metadata" in part:
-            ordered._metadata = value(part["$metadata"])
-        return ordered
-    raise ValueError(f"an unknown tag, {tag}")
+    ordered: Any = OrderedDict(pairs)
+    if "$metadata" in part:
+        ordered._metadata = value(part["$metadata"])
+    return ordered
+
+
+def parse_json(text: str) -> Any:
+    """Strict JSON: no NaN, no numbers beyond a float, no key twice in one object. Anything else is a ValueError."""
+    return json.loads(
+        text, parse_constant=_refuse_constant, parse_float=_parse_float, object_pairs_hook=_refuse_second_keys
+    )
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _refuse_second_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+    return found
