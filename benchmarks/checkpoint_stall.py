@@ -41,7 +41,8 @@ def main() -> None:
         row = numbers[case] = measure(make(), shape)
         print(
             f"{case}, {row['megabytes']:.0f} MB: {row['stall']:.1f} ms a save, memcpy {row['memcpy']:.1f} ms:"
-            f" {row['stall'] / row['memcpy']:.2f}x; the first save {row['first']:.0f} ms, written in {row['write']:.0f} ms",
+            f" {row['stall'] / row['memcpy']:.2f}x;"
+            f" the first save {row['first']:.0f} ms, written in {row['write']:.0f} ms",
             flush=True,
         )
     if "DUOKA_BENCH_JSON" in os.environ:
