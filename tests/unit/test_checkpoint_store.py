@@ -481,6 +481,116 @@ def test_a_directory_that_cannot_be_one_is_an_error(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+# Disks that do not do what they should.
+
+
+class FailingDisk(Disk):
+    """Every call is counted, and those from `first` on fail, as long as `is_broken` says so."""
+
+    def __init__(self, first: int, error: int, is_broken=lambda number: True) -> None:
+        self.count, self.first, self.error, self.is_broken = 0, first, error, is_broken
+
+    def __getattribute__(self, name: str):
+        found = object.__getattribute__(self, name)
+        if name not in Disk.__dict__ or name.startswith("_"):
+            return found
+
+        def call(*args):
+            number, self.count = self.count, self.count + 1
+            if number >= self.first and self.is_broken(number):
+                raise OSError(self.error, os.strerror(self.error))
+            return found(*args)
+
+        return call
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_error_at_any_operation_leaves_the_older_ones_and_the_next_save_works(tmp_path, error, stays):
+    calm = FailingDisk(10**9, error)
+    for step in (1, 2, 3, 4):
+        before, calm.count = calm.count, 0
+        save(Store(tmp_path / "calm", disk=calm), step)
+    num_operations = calm.count
+    assert num_operations > before > 15
+    for number in range(num_operations):
+        said: list[str] = []
+        directory = tmp_path / f"{number}"
+        store = Store(directory, say=said.append)
+        save(store, 1, 2, 3)
+        disk = FailingDisk(number, error, lambda n, number=number: stays or n == number)
+        try:
+            save(Store(directory, say=said.append, disk=disk), 4)
+            assert store.names()[-1] == "step-00000004"  # it was only in removing the oldest
+        except CheckpointError as failure:
+            assert os.strerror(error) in str(failure) and "older checkpoints are as they were" in str(failure)
+            assert store.names()[:3] == [f"step-{n:08}" for n in (1, 2, 3)]
+        assert disk.count > number, "nothing has failed"
+        assert [step_in(store.load(name, CODECS)) for name in store.names()][-2:] in ([2, 3], [3, 4])
+        save(store, 5)
+        assert step_in(store.newest(CODECS)) == 5 and sorted(os.listdir(directory)) == store.names()
+
+
+def test_what_is_read_back_differently_is_not_saved(tmp_path, said):
+    class LyingDisk(Disk):
+        def write(self, descriptor, data):
+            changed = bytearray(data)
+            changed[-1] ^= 1
+            return super().write(descriptor, bytes(changed))
+
+    save(Store(tmp_path), 1)
+    with pytest.raises(CheckpointError, match=r"(?s)could not be saved.*what is read back is not what was written"):
+        save(Store(tmp_path, disk=LyingDisk()), 2)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+def test_a_disk_may_take_a_few_bytes_at_a_time(tmp_path):
+    class ShortDisk(Disk):
+        def write(self, descriptor, data):
+            return super().write(descriptor, memoryview(data)[:1000])
+
+    save(Store(tmp_path, disk=ShortDisk()), 1)
+    assert step_in(Store(tmp_path).newest(CODECS)) == 1
+
+
+def test_only_folders_of_ours_are_cleaned_up(store):
+    save(store, 1)
+    root = Path(store.directory)
+    names = {
+        "ours": ".step-00000002.0123456789ab.partial",
+        "removed": ".step-00000002-3.0123456789ab.old",
+        "with more": ".step-00000003.0123456789ab.partial",
+        "a link": ".step-00000004.0123456789ab.partial",
+        "a file": ".step-00000005.0123456789ab.partial",
+        "another's": ".step-00000006.tmp",
+    }
+    elsewhere = root.parent / "elsewhere"
+    for path in (elsewhere, *(root / names[kind] for kind in ("ours", "removed", "with more", "another's"))):
+        path.mkdir()
+        (path / "facts.json").write_text("half")
+    (root / names["with more"] / "thesis.tex").write_text("mine")
+    (root / names["a link"]).symlink_to(elsewhere)
+    (root / names["a file"]).write_text("mine")
+    save(store, 7)
+    assert set(os.listdir(root)) == {
+        *store.names(),
+        *(names[kind] for kind in names if kind not in ("ours", "removed")),
+    }
+    assert (root / names["with more"] / "thesis.tex").read_text() == "mine"
+    assert (elsewhere / "facts.json").read_text() == "half"
+
+
+def test_where_there_are_no_locks_nothing_is_cleaned_up(store, monkeypatch):
+    def refuse(descriptor, kind):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    (Path(store.directory) / ".step-00000002.0123456789ab.partial").mkdir(parents=True)
+    save(store, 1, 2, 3, 4, 5)
+    assert len(store.names()) == 3 and len(os.listdir(store.directory)) == 4
+    assert step_in(store.newest(CODECS)) == 5
+
+
 # Written in the background.
 
 

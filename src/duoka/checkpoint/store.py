@@ -71,8 +71,7 @@ class Store:
                 if is_ours:  # then what lies around is of processes that are gone
                     self._remove_left_overs()
                 name = self._write_new(snapshot)
-                if is_ours:
-                    self._prune(name)
+                self._prune(name)
         return self._path(name)
 
     def newest(self, codecs: Sequence[Codec], device: Any = None) -> Found | None:

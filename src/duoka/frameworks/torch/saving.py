@@ -10,7 +10,16 @@ import torch
 from duoka.checkpoint.storage import TYPE_NAMES, StoredTensor
 from duoka.errors import CheckpointError
 
-_NAMES = TYPE_NAMES | {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+_NAMES = {
+    getattr(torch, ours): theirs
+    for ours, theirs in {
+        **TYPE_NAMES,
+        "bfloat16": "BF16",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+    }.items()
+}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class TorchCodec:
@@ -22,10 +31,11 @@ class TorchCodec:
         return isinstance(value, torch.Tensor)
 
     def identity(self, value: torch.Tensor) -> Hashable:
-        if value.layout != torch.strided or type(value.detach()) is not torch.Tensor or not value.numel():
+        # Called for every tensor while training waits: no strings, no new tensors.
+        if type(value) not in _PLAIN or value.layout != torch.strided or not value.numel():
             return id(value)
         signs = value.is_conj(), value.is_neg()
-        return str(value.device), value.data_ptr(), tuple(value.shape), value.stride(), str(value.dtype), signs
+        return value.data_ptr(), value.device, value.shape, value.stride(), value.dtype, signs
 
     def store(self, value: torch.Tensor, place: str) -> tuple[StoredTensor, str]:
         tensor = value.detach()
@@ -33,12 +43,12 @@ class TorchCodec:
         form = ""
         if tensor.is_complex():
             tensor, form = torch.view_as_real(tensor.resolve_conj()), "complex"
-        name = _NAMES.get(str(tensor.dtype).removeprefix("torch."))
+        name = _NAMES.get(tensor.dtype)
         if name is None:
             raise _refusal(f"a tensor of {value.dtype}", place)
-        nbytes = tensor.numel() * tensor.element_size()
-        stored = StoredTensor(name, tuple(tensor.shape), nbytes, tensor.element_size(), lambda: _read_bytes(tensor))
-        return stored, form
+        return StoredTensor(
+            name, tuple(tensor.shape), tensor.nbytes, tensor.itemsize, lambda: _read_bytes(tensor)
+        ), form
 
     def restore(self, tensor: torch.Tensor, form: str, device: Any) -> torch.Tensor:
         # The library's tensor is the file itself, mapped; a later writer would change it under us.
