@@ -95,16 +95,20 @@ class _Collected:
         self.tensors: dict[str, StoredTensor] = {}
 
     def put(self, value: Any, place: str) -> dict[str, Any] | None:
-        codec = next((codec for codec in self._codecs if codec.owns(value)), None)
-        if codec is None:
-            return None
+        for codec in self._codecs:
+            if codec.owns(value):
+                return self._put(codec, value, place)
+        return None
+
+    def _put(self, codec: Codec, value: Any, place: str) -> dict[str, Any]:
         identity = codec.kind, codec.identity(value)
-        if identity not in self._records:
+        record = self._records.get(identity)
+        if record is None:
             stored, form = codec.store(value, place)
             name = self._name(place)
             self.tensors[name] = stored
-            self._records[identity] = {"name": name, "kind": codec.kind, "form": form}
-        return self._records[identity]
+            record = self._records[identity] = {"name": name, "kind": codec.kind, "form": form}
+        return record
 
     def _name(self, place: str) -> str:
         """`state['model']['0.weight']` becomes `model.0.weight`, or, when that is taken, `model.0.weight#2`."""

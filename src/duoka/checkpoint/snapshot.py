@@ -71,7 +71,7 @@ class Room:
             if tensor.nbytes:
                 # libc's memcpy, without the interpreter's lock.
                 np.copyto(part, np.frombuffer(tensor.read(), np.uint8))
-            held[name] = replace(tensor, read=part.view)
+            held[name] = tensor._replace(read=part.view)
             start += _padded(tensor.nbytes)
         return replace(snapshot, tensors=held)
 

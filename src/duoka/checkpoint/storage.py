@@ -10,8 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from duoka.checkpoint.tree import parse_json
 from duoka.errors import CheckpointDamaged, CheckpointError
@@ -40,9 +39,8 @@ _NO_DIGEST = "0" * 64
 _DIGEST_AT = _LENGTH.size + len('{"__metadata__":{"sha256":"')  # it comes first, so that its place is known
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor on its way into a file."""
+class StoredTensor(NamedTuple):
+    """One tensor on its way into a file. A tuple: hundreds are made while training waits."""
 
     dtype: str  # as safetensors calls it: "F32"
     shape: tuple[int, ...]

@@ -10,15 +10,8 @@ import torch
 from duoka.checkpoint.storage import TYPE_NAMES, StoredTensor
 from duoka.errors import CheckpointError
 
-_NAMES = {
-    getattr(torch, ours): theirs
-    for ours, theirs in {
-        **TYPE_NAMES,
-        "bfloat16": "BF16",
-        "float8_e4m3fn": "F8_E4M3",
-        "float8_e5m2": "F8_E5M2",
-    }.items()
-}
+_OF_NUMPY = {getattr(torch, ours): theirs for ours, theirs in TYPE_NAMES.items()}
+_NAMES = _OF_NUMPY | {torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -63,7 +56,8 @@ def make_codec() -> TorchCodec:
 def _read_bytes(tensor: torch.Tensor) -> Any:
     if not tensor.numel():
         return b""
-    return tensor.resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    plain = tensor.resolve_neg().cpu().contiguous()
+    return plain.numpy() if tensor.dtype in _OF_NUMPY else plain.reshape(-1).view(torch.uint8).numpy()
 
 
 def _refuse_special(tensor: torch.Tensor, place: str) -> None:
