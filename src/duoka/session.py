@@ -15,6 +15,8 @@ import duoka
 from duoka.checkpoint.files import load_state, save_state
 from duoka.collectives.arena import Arena
 from duoka.collectives.board import Board
+from duoka.collectives.chronicle import Chronicle
+from duoka.collectives.joining import Joining
 from duoka.collectives.mailbox import Mailbox
 from duoka.collectives.meeting import Meeting
 from duoka.collectives.shm import SharedMemory
@@ -35,7 +37,7 @@ from duoka.monitor.progress import Display, Position, Progress
 from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
-from duoka.runtime.environment import foreign_launcher, threads_given, transport_asked
+from duoka.runtime.environment import foreign_launcher, respawn_asked, threads_given, transport_asked
 from duoka.runtime.launch import launch as launch_workers
 from duoka.runtime.plan import Plan, choose_transport, read_flag, read_seconds, read_whole_number, threads_per_worker
 from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
@@ -193,7 +195,8 @@ class NotebookSession:
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         for line in (*self._plan.notes, describe_plan(self._plan)):
             say(line)
-        launched = launch_workers(self._plan, lambda: function(*args), say)
+        # A function may depend on what ran in the notebook before it, which a worker that comes back would not find so.
+        launched = launch_workers(replace(self._plan, respawn=False), lambda: function(*args), say)
         if launched.outcome.exit_code or not launched.results:
             line, traceback = describe_ending(launched.outcome, self._plan)
             raise LaunchError(line or "No worker came back with a result.", why=traceback.strip())
@@ -205,7 +208,7 @@ _sessions: dict[int, WorkerSession] = {}  # by process: a forked child starts wi
 
 def connect(request: Request) -> WorkerSession | NotebookSession:
     """Give a strategy its place in a run; in a script outside of one, become the run's supervisor."""
-    for name in ("sync_batchnorm", "soft_placement", "log_placement"):
+    for name in ("sync_batchnorm", "soft_placement", "log_placement", "respawn"):
         read_flag(getattr(request, name), name)
     for name in ("exact", "allow_growth", "share_reading"):
         read_flag(getattr(request, name), name, can_be_none=True)
@@ -298,6 +301,7 @@ def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
         command_line=command_line,
         here=_without_holders(inventory.devices),
         allow_growth=allow_growth,
+        respawn=request.respawn and respawn_asked(os.environ),
         logical_cpus=settings.num_cpus,
         hides_cards=len(counted.devices) < len(inventory.devices),
     )
@@ -350,7 +354,8 @@ def _let_command_line_win(request: Request, attached: Attachment) -> None:
 def _join(attached: Attachment) -> WorkerSession:
     if os.getpid() not in _sessions:
         identity, plan = attached.identity, attached.plan
-        membership = Membership(0, tuple(range(plan.num_workers)))
+        members = tuple(range(plan.num_workers)) if identity.members is None else identity.members
+        membership = Membership(identity.generation, members)
         board = Board.of_fd(identity.board, plan.num_workers)
         mailbox = Mailbox(identity.inbox, dict(enumerate(identity.outboxes)))
 
@@ -360,6 +365,9 @@ def _join(attached: Attachment) -> WorkerSession:
         meeting = Meeting(identity.worker, membership, mailbox, board, attached.link, describe=describe)
         arena = Arena(identity.arena, available_bytes=available_bytes)
         collective = SharedMemory(meeting, arena, plan.num_replicas, deadline_s=plan.deadline_s, describe=describe)
+        if plan.respawn and plan.num_workers > 1:
+            chronicle, is_newcomer = Chronicle(identity.chronicle), identity.members is not None
+            collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         _apply_memory_limit(plan.devices[identity.worker])

@@ -1,4 +1,8 @@
+import itertools
 import os
+import random
+import signal
+import struct
 
 import numpy as np
 import pytest
@@ -22,6 +26,45 @@ def test_two_arenas_over_one_file_see_the_same_pieces(fd):
     ours, theirs = (arena.reserve(100, "numbers").array(np.dtype("f8"), 10) for arena in (first, second))
     ours[:] = range(10)
     assert theirs.tolist() == list(range(10))
+
+
+def test_whoever_asks_in_another_order_or_for_fewer_pieces_finds_the_same_ones(fd):
+    first, second = (Arena(fd, available_bytes=lambda: 2**40) for _ in range(2))
+    offsets = [first.reserve(*asked).offset for asked in ((10, "a"), (10, "b"), (9000, "a"), (10, "a"))]
+    assert len(set(offsets)) == 4
+    assert [second.reserve(*asked).offset for asked in ((9000, "a"), (10, "a"), (10, "a"))] == [
+        offsets[2],
+        offsets[0],
+        offsets[3],
+    ]
+
+
+def reserve_much_and_tell(fd: int, seed: int, pipe: int) -> None:
+    arena, chance = Arena(fd, available_bytes=lambda: 2**40), random.Random(seed)
+    wanted = [(n % 7 + 1, f"purpose {n % 5}") for n in range(60)]
+    chance.shuffle(wanted)
+    for pages, purpose in wanted:
+        piece = arena.reserve(pages * PAGE, purpose)
+        os.write(pipe, struct.pack("<QQ", piece.offset, piece.nbytes))
+
+
+def test_processes_that_reserve_at_once_agree_and_no_pieces_overlap(fd):
+    reading, writing = os.pipe()
+    children = []
+    for seed in range(4):
+        if (pid := os.fork()) == 0:
+            reserve_much_and_tell(fd, seed, writing)
+            os._exit(0)
+        children.append(pid)
+    os.kill(children[0], signal.SIGKILL)  # wherever it is: its lock goes with it, and it leaves nothing half-done
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes[1:] == [0, 0, 0] and codes[0] in (0, -signal.SIGKILL)
+    told = list(struct.iter_unpack("<QQ", os.read(reading, 1 << 16)))
+    assert len(told) >= 3 * 60
+    pieces = sorted(set(told))
+    assert len(pieces) == 60
+    assert all(start + size <= later for (start, size), (later, _) in itertools.pairwise(pieces))
+    os.close(reading), os.close(writing)
 
 
 def test_pieces_are_really_there_before_they_are_used(fd):

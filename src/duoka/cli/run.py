@@ -22,6 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="T", type=int, help="threads per worker; default: cores // replicas")
     parser.add_argument("--seed", metavar="S", type=int, help="the seed of the run; default: the script's")
     parser.add_argument("--deadline", metavar="S", type=float, help="seconds to wait for a worker")
+    parser.add_argument(
+        "--no-respawn", dest="respawn", action="store_false", help="do not start new workers in the place of lost ones"
+    )
+    parser.add_argument("--respawn", dest="respawn", action="store_true", default=True, help="do (the default)")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module ...", help="run a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py ...", help="run a script")
 
@@ -30,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.command if arguments.module is None else ["-m", *arguments.module]
     command = from_words(words[words[:1] == ["--"] :], sys.executable, os.getcwd())
     options = {name: getattr(arguments, name) for name in ("replicas", "threads", "seed", "deadline")}
+    if not arguments.respawn:
+        os.environ["DUOKA_RESPAWN"] = "0"
     given = tuple(name for name, value in options.items() if value is not None)
     if arguments.devices is None:
         if given:

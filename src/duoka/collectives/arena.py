@@ -1,8 +1,9 @@
 """Memory that all workers of a host see.
 
-The supervisor makes one memfd; workers cut pieces out of it. Everybody asks for the same pieces in
-the same order, so everybody computes the same offsets, and no message is needed. A memfd has no
-name and no file: when the last process is gone, so is the memory.
+The supervisor makes one memfd; workers cut pieces out of it. Who asks for a piece first makes it, and writes into
+a directory at the beginning of the memfd where it lies; the others find it there, and so does a worker that comes
+later and asks for fewer pieces, or in another order. A memfd has no name and no file: when the last process is
+gone, so is the memory.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from duoka.collectives.directory import Directory
 from duoka.errors import OutOfMemory
 
 PAGE = mmap.PAGESIZE
@@ -35,7 +38,7 @@ def round_to_pages(nbytes: int) -> int:
 
 
 class Arena:
-    """Pieces of one shared file, handed out in order and never taken back.
+    """Pieces of one shared file, handed out once and never taken back.
 
     Without a file descriptor the memory is this process's own: the same code then serves one worker.
     """
@@ -43,26 +46,33 @@ class Arena:
     def __init__(self, fd: int | None, *, available_bytes: Callable[[], int]) -> None:
         self._fd = fd
         self._available_bytes = available_bytes
-        self._reserved_bytes = 0
+        self._directory = None if fd is None else Directory(fd)
+        self._asked: Counter[str] = Counter()
 
     def reserve(self, nbytes: int, purpose: str) -> Piece:
-        """A piece of at least this size, really there: shortage is an error now, not a SIGBUS later."""
+        """A piece of at least this size, really there: shortage is an error now, not a SIGBUS later.
+
+        The n-th piece of a size for a purpose is the same memory on all workers.
+        """
         size = max(PAGE, round_to_pages(nbytes))
-        offset = self._reserved_bytes
-        available = self._available_bytes()
-        # What another worker has already made room for is not needed a second time.
-        there = 0 if self._fd is None else max(0, os.fstat(self._fd).st_blocks * 512 - offset)
-        if size - there > available:
-            raise _shortage(size, available, purpose)
         try:
-            if self._fd is not None:
-                # Idempotent: every worker does it, and whoever comes first pays for it.
-                os.posix_fallocate(self._fd, offset, size)
+            if self._fd is None or self._directory is None:
+                self._check(size, purpose)
+                return Piece(None, 0, size)
+            title = f"{purpose}, {size} bytes"
+            offset = self._directory.find(
+                f"{title}, number {self._asked[title]}", size, lambda: self._check(size, purpose)
+            )
             piece = Piece(self._fd, offset, size)
         except OSError as error:
-            raise _shortage(size, available, purpose) from error
-        self._reserved_bytes += size
+            raise _shortage(size, self._available_bytes(), purpose) from error
+        self._asked[title] += 1
         return piece
+
+    def _check(self, size: int, purpose: str) -> None:
+        available = self._available_bytes()
+        if size > available:
+            raise _shortage(size, available, purpose)
 
 
 class Piece:

@@ -16,8 +16,8 @@ ROW_BYTES = 1024
 _FIXED = struct.Struct("<qqqq")  # pid, begun calls, completed calls, committed steps
 _CALL_BYTES = (ROW_BYTES - _FIXED.size) // 2
 _CALLS = (_FIXED.size, _FIXED.size + _CALL_BYTES)
-_LENGTH = struct.Struct("<I")
-_LONGEST_CALL = _CALL_BYTES - 32
+_CALL = struct.Struct("<qI")  # the offer that this worker knew of when it called, and the length of the call
+_LONGEST_CALL = _CALL_BYTES - 40
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,24 @@ class Board:
     def read(self, worker: int) -> Row:
         return Row(*_FIXED.unpack_from(self._memory, worker * ROW_BYTES))
 
-    def write_call(self, worker: int, number: int, call: bytes) -> None:
+    def write_call(self, worker: int, number: int, call: bytes, offer: int = 0) -> None:
         """What this worker calls now; two places in turn, so that a quick one never overwrites what is still read."""
         start = worker * ROW_BYTES + _CALLS[number & 1]
         if len(call) > _LONGEST_CALL:
             # What does not fit still counts in the comparison.
             call = call[:_LONGEST_CALL] + b"... #" + hashlib.blake2b(call, digest_size=8).hexdigest().encode()
-        _LENGTH.pack_into(self._memory, start, len(call))
-        self._memory[start + _LENGTH.size : start + _LENGTH.size + len(call)] = call
+        _CALL.pack_into(self._memory, start, offer, len(call))
+        self._memory[start + _CALL.size : start + _CALL.size + len(call)] = call
 
     def read_call(self, worker: int, number: int) -> bytes:
         start = worker * ROW_BYTES + _CALLS[number & 1]
-        (length,) = _LENGTH.unpack_from(self._memory, start)
-        return bytes(self._memory[start + _LENGTH.size : start + _LENGTH.size + length])
+        _, length = _CALL.unpack_from(self._memory, start)
+        return bytes(self._memory[start + _CALL.size : start + _CALL.size + length])
+
+    def read_offer(self, worker: int, number: int) -> int:
+        """Which candidate's offer this worker knew of when it made this call; 0: of none."""
+        offer, _ = _CALL.unpack_from(self._memory, worker * ROW_BYTES + _CALLS[number & 1])
+        return int(offer)
 
     def tell_activity(self, worker: int) -> str:
         """Where this worker was seen last, for errors."""

@@ -25,14 +25,14 @@ _PIECE_BYTES = 256 * 1024
 
 
 class SharedBuffer(Buffer):
-    def __init__(self, arena: Arena, num_replicas: int, count: int, dtype: Any) -> None:
+    def __init__(self, arena: Arena, num_replicas: int, count: int, dtype: Any, name: str = "") -> None:
         if count < 0:
             raise MismatchError(f"A buffer of {count} numbers.", do="use a count of 0 or more.")
         self.dtype = np.dtype(dtype)
         self._num_replicas = num_replicas
         self._capacity = count
         self._stride = max(PAGE, round_to_pages(count * self.dtype.itemsize))
-        purpose = f"{count:,} x {self.dtype} x {num_replicas} replicas"
+        purpose = f"{count:,} x {self.dtype} x {num_replicas} replicas{f' ({name})' if name else ''}"
         self._piece = arena.reserve(num_replicas * self._stride, purpose)
         self._scratch: list[Array] = []
         self.last_exchange = 0
@@ -46,7 +46,7 @@ class SharedBuffer(Buffer):
             return self  # mapping the slices side by side anew costs as much as a copy
         self.count = count
         self.nbytes = count * self.dtype.itemsize
-        # Compared between workers: buffers that were not made in the same order lie elsewhere.
+        # Compared between workers: buffers of one size that were not made in the same order lie elsewhere.
         self.title = f"{self.dtype}[{count}]@{self._piece.offset}"
         self._slots = [self._piece.array(self.dtype, count, r * self._stride) for r in range(self._num_replicas)]
         self._results: dict[tuple[int, ...], Array] = {}

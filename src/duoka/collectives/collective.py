@@ -9,13 +9,17 @@ and raises an error that names the worker it waited for.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.topology.placement import Placement
+
+if TYPE_CHECKING:
+    from duoka.collectives.joining import Joining
 
 Op = Literal["sum", "mean"]
 
@@ -77,6 +81,7 @@ class Collective(ABC):
     worker: int
     num_replicas: int
     deadline_s: float  # of calls that name none
+    joining: Joining | None = None  # where lost workers may come back
 
     @property
     @abstractmethod
@@ -92,9 +97,19 @@ class Collective(ABC):
         """The replicas that this worker runs."""
         return self.placement.replicas_of(self.worker)
 
+    def count_up(self, what: str) -> int:
+        """How many of these this worker has made before: for names that are the same on all workers."""
+        counts: Counter[str] = self.__dict__.setdefault("_counts", Counter())
+        counts[what] += 1
+        return counts[what] - 1
+
     @abstractmethod
-    def buffer(self, count: int, dtype: Any) -> Buffer:
-        """Memory for `exchange`, handed out once and used for every step."""
+    def buffer(self, count: int, dtype: Any, name: str = "") -> Buffer:
+        """Memory for `exchange`, handed out once and used for every step.
+
+        Whoever asks with a name, and the same count and type, is given the same memory again. That is how a worker that
+        joins later, and has not made what others made and no longer use, comes to the memory in use.
+        """
 
     @abstractmethod
     def scratch(self, count: int, dtype: Any) -> Buffer:

@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from duoka.collectives.answers import Answers
 from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
@@ -58,6 +61,7 @@ class SharedExchange(Exchange):
         *,
         can_redo: bool,
         carry: Carry | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._collective = collective
         self._meeting: Meeting = collective.meeting
@@ -65,6 +69,7 @@ class SharedExchange(Exchange):
         self._moment: Moment = collective.moment
         self._buffers: list[Any] = list(buffers)
         self._carry = carry
+        self._answers = answers
         self._call = call
         self._number = 0  # given when it is committed: other calls may come between the deposits
         self._can_redo = can_redo
@@ -124,7 +129,14 @@ class SharedExchange(Exchange):
         if not self._number:
             self._number = self._collective.begin(self._call)
         with self._collective.failing_for_good():
-            return self._commit(deadline_s)
+            is_committed = self._commit(deadline_s)
+        if is_committed and self._answers is not None:
+            self._answers.add(self._call, self._list_outcome)
+        return is_committed
+
+    def _list_outcome(self) -> list[Array]:
+        notes = [np.frombuffer(note, np.uint8) for note in self._all_notes]
+        return [*(self.result(buffer) for buffer in self._buffers), *notes]
 
     def _commit(self, deadline_s: float) -> bool:
         while not self._is_committed:

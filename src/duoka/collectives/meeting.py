@@ -20,6 +20,7 @@ from duoka.topology.membership import Membership
 
 # How far a worker is within one call. Told to others as 4 * call + phase.
 ARRIVED, REDUCED, TAKEN = 0, 1, 2
+_BORDER_PATIENCE = 4.0  # how many times the deadline a border may take at which somebody joins: a state is copied
 _PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last result"}
 
 
@@ -39,6 +40,15 @@ class Decision:
     lost: tuple[int, ...]
     completed: int  # the last call that anybody completed
     steps: int  # the steps that the furthest survivor has behind it
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A newcomer that waits to join where so many calls between steps lie behind."""
+
+    number: int
+    worker: int
+    records: int
 
 
 class Regrouped(Exception):
@@ -74,6 +84,8 @@ class Meeting:
         self._progress = dict.fromkeys(membership.workers, (-1, -1))
         self._left: dict[int, int] = {}
         self._standing = 0
+        self.offers: dict[int, Offer] = {}  # the newest of each newcomer that was heard of
+        self._is_whole = membership == Membership(0, tuple(range(len(membership.workers))))
         self._pid = os.getpid()
         board.write(worker, self._pid, 0, 0, 0)
 
@@ -89,9 +101,9 @@ class Meeting:
         """The process id of a worker that has arrived somewhere."""
         return self._board.read(worker).pid
 
-    def begin(self, number: int, description: bytes) -> None:
+    def begin(self, number: int, description: bytes, offer: int = 0) -> None:
         """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
-        self._board.write_call(self.worker, number, description)
+        self._board.write_call(self.worker, number, description, offer)
         self._board.write(self.worker, self._pid, number, self.completed, self.steps)
 
     def complete(self, number: int) -> None:
@@ -106,6 +118,9 @@ class Meeting:
         """What each of these workers called; to be read once all of them have arrived."""
         return {w: self._board.read_call(w, number) for w in workers}
 
+    def offer_beside(self, worker: int, number: int) -> int:
+        return self._board.read_offer(worker, number)
+
     def say(self, number: int, phase: int) -> None:
         """Tell the others how far this worker is."""
         self._standing = 4 * number + phase
@@ -115,6 +130,10 @@ class Meeting:
         """Sleep until all others are as far. Raises Regrouped after a loss, DeadlineExceeded, WorkerLeft."""
         target = 4 * number + phase
         end = self._clock() + deadline_s
+        if not self._others and not self._is_whole:
+            self._hear(
+                self._mailbox.receive(0), end
+            )  # the last one of several waits for nobody, but may be told things
         while missing := self._missing(target):
             gone = [w for w in missing if w in self._left]
             # What they said before they left is in our pipe already, but perhaps not read yet.
@@ -166,6 +185,9 @@ class Meeting:
             raise Stopped(message.get("why", ""))
         if message["kind"] == "left":
             self._left[int(message["worker"])] = int(message["completed"])
+        if message["kind"] == "offer":
+            offer = Offer(int(message["number"]), int(message["worker"]), int(message["records"]))
+            self.offers[offer.worker] = offer
 
     def _regroup(self, message: dict[str, Any], end: float) -> Decision:
         """Report to the supervisor and wait for its decision; a further loss starts this again."""
@@ -184,10 +206,58 @@ class Meeting:
                     return self._adopt(answer)
                 self._obey(answer)
 
-    def _adopt(self, answer: dict[str, Any]) -> Decision:
-        before = self.membership
+    # Joining; see joining.py.
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self._link.send(message)
+
+    def next_message(self, timeout_s: float) -> dict[str, Any] | None:
+        """What the supervisor has to say to a newcomer, waiting for at most this long."""
+        message = self._link.receive(timeout_s)
+        if message is not None:
+            self._obey(message)
+        return message
+
+    def let_join(self, offer: int, give: Callable[[], None], deadline_s: float) -> bool:
+        """Stop at a border until everybody has, and the newcomer has the state. False: it is gone, or was refused.
+
+        Raises Regrouped after a loss: everybody is still at this border then, and comes here again.
+        """
+        standing = {"completed": self.completed, "steps": self.steps, "deadline_s": deadline_s}
+        deadline_s *= _BORDER_PATIENCE
+        end = self._clock() + deadline_s
+        self._link.send({"kind": "border", "offer": offer, "generation": self.membership.generation} | standing)
+        while (answer := self._link.receive(end - self._clock())) is not None:
+            if answer["kind"] == "lost":
+                raise Regrouped(self._regroup(answer, end))
+            if answer["kind"] == "give":
+                self._link.send({"kind": "given", "offer": answer["offer"], "reason": _try(give)})
+            elif answer["kind"] in ("joined", "refused") and int(answer["offer"]) == offer:
+                if answer["kind"] == "joined":
+                    self._enter_generation(answer)
+                    self.say_standing(self._standing)
+                return answer["kind"] == "joined"
+            else:
+                self._obey(answer)
+        raise self._border_error(deadline_s)
+
+    def enter(self, message: dict[str, Any]) -> None:
+        """This newcomer is a member now, as far as the others are."""
+        self._enter_generation(message)
+        self.completed, self.steps = int(message["completed"]), int(message["steps"])
+        self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)
+        self.say(self.completed, TAKEN)
+
+    def _enter_generation(self, answer: dict[str, Any]) -> None:
         self.membership = Membership(int(answer["generation"]), tuple(answer["workers"]))
         self._others = tuple(w for w in self.membership.workers if w != self.worker)
+        for worker in self._others:
+            self._progress.setdefault(worker, (-1, -1))
+
+    def _adopt(self, answer: dict[str, Any]) -> Decision:
+        before = self.membership
+        self._enter_generation(answer)
+        self._is_whole = False
         lost = tuple(w for w in before.workers if w not in self.membership.workers)
         completed = int(answer["completed"])
         # What was said in the old generation no longer counts. Say again what still holds; a call that
@@ -224,12 +294,28 @@ class Meeting:
             do="let all workers run the same number of steps; a condition that ends the loop must be the same on all.",
         )
 
+    def _border_error(self, deadline_s: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"A worker was about to join at step {self.steps}, and has not after {deadline_s:g} s.",
+            why="a worker has not come to this border of steps, or its state could not be handed over in time.",
+            do="raise deadline_s if that may take so long, or start with respawn=False.",
+        )
+
     def _undecided_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"After a loss, not all survivors came to step {self.steps} in time.",
             why="a worker that computes or is stuck has not reported yet.",
             do="raise deadline_s if one step may take that long.",
         )
+
+
+def _try(give: Callable[[], None]) -> str:
+    """Hand over the state; what keeps it from that is the newcomer's bad luck, and no reason for the run to end."""
+    try:
+        give()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    return ""
 
 
 def _process_state(pid: int) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from duoka.collectives.answers import Answers, Pack, Replayed, T, Unpack
 from duoka.collectives.arena import Arena
 from duoka.collectives.arrays import Array, add, as_array, sum_dtype, weigh
 from duoka.collectives.buffers import SharedBuffer
-from duoka.collectives.collective import Buffer, Collective, Op
+from duoka.collectives.collective import Buffer, Collective, Exchange, Op
 from duoka.collectives.exchange import Moment, SharedExchange
+from duoka.collectives.joining import Joining
 from duoka.collectives.meeting import ARRIVED, TAKEN, Decision, Meeting, Regrouped
 from duoka.collectives.staging import SLOT_BYTES, Staging
 from duoka.collectives.transfer import get, put, read_header, write_header
@@ -53,10 +55,13 @@ class SharedMemory(Collective):
         self.deadline_s = deadline_s
         self.moment = moment  # called at every point where a worker could die; tests let it die there
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
+        self.joining: Joining | None = None  # set where lost workers may come back
         self.staging = Staging(arena, num_replicas)
         self._arena = arena
         self._describe = describe
-        self._dealt = self._placement = place(num_replicas, meeting.membership.workers)
+        # A newcomer is dealt to as if it were a member already: it may read its rows while it comes near.
+        members = sorted({*meeting.membership.workers, meeting.worker})
+        self._dealt = self._placement = place(num_replicas, members)
         self._deal_anew = False
         self._adopt_later: list[Decision] = []
         self._lost_call = 0  # the call in which values of a lost worker were due
@@ -65,7 +70,7 @@ class SharedMemory(Collective):
         self._held = 0
         self._number = 0
         self._failure: BaseException | None = None
-        self._scratch: dict[tuple[int, np.dtype[Any], str], SharedBuffer] = {}
+        self._named: dict[tuple[int, np.dtype[Any], str], SharedBuffer] = {}
 
     @property
     def placement(self) -> Placement:
@@ -83,7 +88,12 @@ class SharedMemory(Collective):
         self.check_usable()
         self.release()
         self._number += 1
-        self.meeting.begin(self._number, description.encode())
+        joining = self.joining
+        if joining is None:
+            self.meeting.begin(self._number, description.encode())
+        else:
+            assert not joining.is_newcomer, f"a newcomer made the call {description}"
+            self.meeting.begin(self._number, description.encode(), joining.offer_to_write())
         return self._number
 
     @contextmanager
@@ -112,6 +122,8 @@ class SharedMemory(Collective):
                 why=listing,
                 do="let every worker run the same calls with the same shapes and types.",
             )
+        if self.joining is not None:
+            self.joining.compare_offers(number, calls)
 
     def complete(self, number: int) -> None:
         self.meeting.complete(number)
@@ -131,7 +143,22 @@ class SharedMemory(Collective):
             self._placement = self._placement.without(decision.lost)
             self._deal_anew = True
 
+    def deal_to(self, workers: Sequence[int]) -> None:
+        """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
+        self._dealt = self._placement = place(self.num_replicas, workers)
+        self._deal_anew, self._adopt_later, self._lost_call = False, [], 0
+        self.on_deal(self._placement)
+
+    def enter(self) -> None:
+        """This worker has joined, and goes on where the others are."""
+        self._number = self.meeting.completed
+        self.deal_to(self.meeting.membership.workers)
+
     def end_step(self) -> None:
+        if self.joining is not None:
+            if self.joining.is_newcomer:
+                return
+            self.joining.end_step()
         self.meeting.end_step()
         if self._deal_anew:
             self._dealt = self._placement = place(self.num_replicas, self._placement.workers)
@@ -186,42 +213,62 @@ class SharedMemory(Collective):
 
     # The calls.
 
+    def _answer(self, name: str, call: Callable[[], T], pack: Pack[T], unpack: Unpack[T]) -> T:
+        """Plain calls between steps are written down for newcomers."""
+        return call() if self.joining is None else self.joining.answer(name, call, pack, unpack)
+
     def barrier(self, *, deadline_s: float | None = None) -> None:
+        self._answer("barrier", lambda: self._barrier(deadline_s), lambda _: [], lambda _: None)
+
+    def _barrier(self, deadline_s: float | None) -> None:
         number = self.begin("barrier")
         self._meet_once(number, deadline_s, lambda: True)
         self.complete(number)
 
-    def buffer(self, count: int, dtype: Any) -> SharedBuffer:
+    def buffer(self, count: int, dtype: Any, name: str = "") -> SharedBuffer:
         self.check_usable()
-        return SharedBuffer(self._arena, self.num_replicas, int(count), dtype)
+        key = int(count), np.dtype(dtype), name
+        if name and key in self._named:
+            return self._named[key]
+        made = SharedBuffer(self._arena, self.num_replicas, int(count), dtype, name)
+        if name:
+            self._named[key] = made
+        return made
 
     def scratch(self, count: int, dtype: Any, purpose: str = "step") -> SharedBuffer:
         """A buffer for this purpose, used again by later calls; sizes are rounded up, so that they do not pile up."""
-        capacity, dtype = 1 << max(0, count - 1).bit_length(), np.dtype(dtype)
-        if (capacity, dtype, purpose) not in self._scratch:
-            self._scratch[capacity, dtype, purpose] = self.buffer(capacity, dtype)
-        return self._scratch[capacity, dtype, purpose].use(count)
+        capacity = 1 << max(0, count - 1).bit_length()
+        return self.buffer(capacity, dtype, f"scratch of {purpose}").use(count)
 
     def common(self, nbytes: int) -> Array:
         self.check_usable()
         return self._arena.reserve(nbytes, "what one worker hands to all").bytes[:nbytes]
 
-    def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> SharedExchange:
+    def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> Exchange:
         shared = [buffer for buffer in buffers if isinstance(buffer, SharedBuffer)]
         assert len(shared) == len(buffers), "buffers come from this collective's buffer()"
         if len({id(buffer) for buffer in shared}) < len(shared):
             raise MismatchError("One exchange was given the same buffer twice.", do="make a buffer for each.")
-        return self._open_exchange(f"exchange {name}".strip(), shared, deadline_s, can_redo=True)
+        answers = None if self.joining is None else self.joining.answers
+        call = f"exchange {name}".strip()
+        if answers is not None and answers.is_replaying:
+            return Replayed(answers, _title(call, shared), shared)
+        return self._open_exchange(call, shared, deadline_s, can_redo=True, answers=answers)
 
     def _open_exchange(
-        self, call: str, buffers: Sequence[SharedBuffer], deadline_s: float | None, *, can_redo: bool
+        self,
+        call: str,
+        buffers: Sequence[SharedBuffer],
+        deadline_s: float | None,
+        *,
+        can_redo: bool,
+        answers: Answers | None = None,
     ) -> SharedExchange:
         self.check_usable()
         self.release()
         with self.failing_for_good():
             self._wait_until_taken(max((buffer.last_exchange for buffer in buffers), default=0), deadline_s)
-        titles = ", ".join(buffer.title for buffer in buffers)
-        return SharedExchange(self, buffers, f"{call} of {titles}", can_redo=can_redo)
+        return SharedExchange(self, buffers, _title(call, buffers), can_redo=can_redo, answers=answers)
 
     def _wait_until_taken(self, number: int, deadline_s: float | None) -> None:
         while number:
@@ -247,13 +294,17 @@ class SharedMemory(Collective):
         if like.dtype.kind in "iu" and (op == "mean" or weights is not None):
             raise MismatchError(f"Values of {like.dtype} cannot be weighted.", do="convert them to float64 first.")
         target = _check_out(out, like)
-        dtype = sum_dtype(like.dtype)
         call = f"all_reduce {op} of {like.dtype}{list(like.shape)}"
-        reduce = self._reduce_small if like.size * dtype.itemsize <= SLOT_BYTES else self._reduce_large
-        flat, total = reduce(call, arrays, given, dtype, deadline_s)
-        _deliver(flat.reshape(like.shape), target, total if op == "mean" else None)
-        self.release()
-        return target
+
+        def carry_out() -> Array:
+            dtype = sum_dtype(like.dtype)
+            reduce = self._reduce_small if like.size * dtype.itemsize <= SLOT_BYTES else self._reduce_large
+            flat, total = reduce(call, arrays, given, dtype, deadline_s)
+            _deliver(flat.reshape(like.shape), target, total if op == "mean" else None)
+            self.release()
+            return target
+
+        return self._answer(call, carry_out, lambda result: [result], lambda answer: _fill(target, answer[0]))
 
     def _check_given(self, values: Sequence[Any], what: str) -> Sequence[Any]:
         if len(values) != len(self.replicas):
@@ -327,6 +378,9 @@ class SharedMemory(Collective):
         return fold(self.num_replicas, leaves, weights, lambda left, right: left + right)
 
     def all_gather(self, values: Sequence[Any], *, deadline_s: float | None = None) -> list[Array]:
+        return self._answer("all_gather", lambda: self._all_gather(values, deadline_s), list, list)
+
+    def _all_gather(self, values: Sequence[Any], deadline_s: float | None) -> list[Array]:
         arrays = [np.asarray(as_array(v), order="C") for v in self._check_given(values, "values")]
         mine = dict(zip(self.replicas, arrays, strict=True))
         headers = {replica: write_header(array) for replica, array in mine.items()}
@@ -353,6 +407,10 @@ class SharedMemory(Collective):
     def broadcast(self, value: Any = None, *, root: int = 0, deadline_s: float | None = None) -> Array:
         if not 0 <= root < self.num_replicas:
             raise MismatchError(f"There is no replica {root}.", do=f"use one of 0 to {self.num_replicas - 1}.")
+        call = f"broadcast from replica {root}"
+        return self._answer(call, lambda: self._broadcast(value, root, deadline_s), lambda a: [a], lambda a: a[0])
+
+    def _broadcast(self, value: Any, root: int, deadline_s: float | None) -> Array:
         is_lost_call = self._number + 1 == self._lost_call
         sender = (self._before_loss if is_lost_call else self._placement).owner(root)
         source = np.asarray(as_array(value), order="C") if sender == self.worker else None
@@ -384,6 +442,10 @@ class SharedMemory(Collective):
                 raise self.lost_error(None, number)
 
 
+def _title(call: str, buffers: Sequence[SharedBuffer]) -> str:
+    return f"{call} of {', '.join(buffer.title for buffer in buffers)}"
+
+
 def _fold_below(node: Node, parts: dict[Node, Array]) -> Array:
     """The sum of a whole subtree."""
     if node.is_leaf:
@@ -407,6 +469,11 @@ def _check_out(out: Any, like: Array) -> Array:
             f"out is {target.dtype}{list(target.shape)}, the values are {like.dtype}{list(like.shape)}.",
             do="give an out of the same type and shape, or none.",
         )
+    return target
+
+
+def _fill(target: Array, answer: Array) -> Array:
+    np.copyto(target, answer)
     return target
 
 

@@ -108,7 +108,7 @@ class TorchDistributed(Collective):
     def meeting(self) -> Meeting:
         return self._control.meeting
 
-    def buffer(self, count: int, dtype: Any) -> DeviceBuffer:
+    def buffer(self, count: int, dtype: Any, name: str = "") -> DeviceBuffer:
         self._control.check_usable()
         return DeviceBuffer(int(count), dtype, self._device, next(self._numbers))
 

@@ -11,6 +11,7 @@ from duoka.topology.membership import Membership
 
 class State(Enum):
     RUNNING = "running"
+    JOINING = "joining"  # started in the place of a lost one, and not a member yet
     LEFT = "left"  # finished its script, exit code 0
     FAILED = "failed"  # its own code raised or exited with another code
     LOST = "lost"  # killed by a signal

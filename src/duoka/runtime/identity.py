@@ -22,11 +22,15 @@ class Identity:
     outboxes: tuple[int, ...]
     board: int
     arena: int
+    chronicle: int
+    parcel: int
     plan: str
     columns: int = 0  # the width of the terminal that shows what this worker prints; 0: there is none
+    generation: int = 0
+    members: tuple[int, ...] | None = None  # whom a newcomer wants to join; None: this worker is one of the first
 
     def descriptors(self) -> tuple[int, ...]:
-        return (self.link, self.inbox, *self.outboxes, self.board, self.arena)
+        return (self.link, self.inbox, *self.outboxes, self.board, self.arena, self.chronicle, self.parcel)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -39,4 +43,6 @@ def read_identity(environ: Mapping[str, str], parent: int) -> Identity | None:
             return None
     except (KeyError, TypeError, ValueError):
         return None  # not set, or set by somebody else
+    members = fields.get("members")
+    fields["members"] = None if members is None else tuple(members)
     return Identity(**{**fields, "outboxes": tuple(fields["outboxes"])})

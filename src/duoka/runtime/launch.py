@@ -63,6 +63,8 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
         seed_frameworks_to_come(plan.seed)
 
         def body_with_result() -> None:
+            os.ftruncate(boxes[identity.worker], 0)  # of a worker that was lost after it had finished
+            os.lseek(boxes[identity.worker], 0, os.SEEK_SET)
             data = memoryview(encode(body()))
             while data:  # one write takes 2 GB at most
                 data = data[os.write(boxes[identity.worker], data) :]

@@ -29,6 +29,7 @@ class Plan:
     here: tuple[Device, ...] = ()  # all that could be chosen from: a worker is shown its own card only
     allow_growth: bool | None = None  # of what a framework takes of a card
     logical_cpus: int | None = None  # for TensorFlow
+    respawn: bool = False  # new workers take the place of lost ones
     hides_cards: bool = False  # device_count leaves some out: frameworks are not to see them
 
     @property

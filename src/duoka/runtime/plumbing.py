@@ -19,6 +19,8 @@ class Plumbing:
         self.board = os.memfd_create("duoka-board", os.MFD_CLOEXEC)
         os.posix_fallocate(self.board, 0, board_bytes(num_workers))
         self.arena = os.memfd_create("duoka-arena", os.MFD_CLOEXEC)
+        self.chronicle = os.memfd_create("duoka-chronicle", os.MFD_CLOEXEC)
+        self.parcel = os.memfd_create("duoka-parcel", os.MFD_CLOEXEC)
         pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(num_workers)]
         self.inboxes = tuple(pipe[0] for pipe in pipes)
         self.outboxes = tuple(pipe[1] for pipe in pipes)
@@ -29,5 +31,13 @@ class Plumbing:
                 pass  # the default of 64 KB holds 4,000 messages, which is plenty too
 
     def close(self) -> None:
-        for fd in (self.board, self.arena, *self.inboxes, *self.outboxes):
+        for fd in (self.board, self.arena, self.chronicle, self.parcel, *self.inboxes, *self.outboxes):
             os.close(fd)
+
+    def drain(self, worker: int) -> None:
+        """Throw away what was said to a worker that is gone: its successor starts anew."""
+        try:
+            while os.read(self.inboxes[worker], _PIPE_BYTES):
+                pass
+        except BlockingIOError:
+            pass

@@ -15,12 +15,15 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
 from duoka.runtime.screen import count_columns
 from duoka.runtime.supervisor import Started
+from duoka.topology.membership import Membership
 
 # By its path: with -m, modules in the working directory would come before those of the standard library.
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 
 
-def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int, columns: int = 0) -> Identity:
+def _identity(
+    plan: Plan, worker: int, plumbing: Plumbing, link: int, joins: Membership | None, columns: int = 0
+) -> Identity:
     return Identity(
         worker=worker,
         supervisor=os.getpid(),
@@ -29,8 +32,12 @@ def _identity(plan: Plan, worker: int, plumbing: Plumbing, link: int, columns: i
         outboxes=plumbing.outboxes,
         board=plumbing.board,
         arena=plumbing.arena,
+        chronicle=plumbing.chronicle,
+        parcel=plumbing.parcel,
         plan=plan.to_json(),
         columns=columns,
+        generation=0 if joins is None else joins.generation,
+        members=None if joins is None else joins.workers,
     )
 
 
@@ -38,8 +45,10 @@ class ScriptStarter:
     def __init__(self, plan: Plan, command: Command, environ: Mapping[str, str]) -> None:
         self._plan, self._command, self._environ = plan, command, environ
 
-    def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
-        identity = _identity(self._plan, worker, plumbing, link, count_columns())
+    def __call__(
+        self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int], joins: Membership | None = None
+    ) -> Started:
+        identity = _identity(self._plan, worker, plumbing, link, joins, count_columns())
         environ = worker_environment(self._environ, self._plan, worker) | {VARIABLE: identity.to_json()}
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         # Held back until the worker is ready for it: Python shows an interrupt during its start as a crash.
@@ -69,8 +78,10 @@ class ForkStarter:
     def __init__(self, plan: Plan, body: Callable[[Identity], int]) -> None:
         self._plan, self._body = plan, body
 
-    def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
-        identity = _identity(self._plan, worker, plumbing, link)
+    def __call__(
+        self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int], joins: Membership | None = None
+    ) -> Started:
+        identity = _identity(self._plan, worker, plumbing, link, joins)
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:

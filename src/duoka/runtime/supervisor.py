@@ -25,6 +25,7 @@ from duoka.runtime.output import Fold, Logs, name_workers
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
 from duoka.runtime.process import is_gone, signal_group, signal_name
+from duoka.runtime.respawn import Respawn
 from duoka.topology.membership import Membership
 
 GRACE_S = 3.0  # how long a worker may take to end after being asked to
@@ -42,8 +43,13 @@ class Started:
 
 
 class Starter(Protocol):
-    def __call__(self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int]) -> Started:
-        """Start a worker. A forked one closes the descriptors of `keep_out`, which are the supervisor's own."""
+    def __call__(
+        self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int], joins: Membership | None = None
+    ) -> Started:
+        """Start a worker. A forked one closes the descriptors of `keep_out`, which are the supervisor's own.
+
+        A newcomer is told whom it joins.
+        """
         ...
 
 
@@ -99,6 +105,7 @@ class Supervisor:
         self._outcome = Outcome()
         self._kill_at: float | None = None
         self._remains: dict[int, float] = {}  # process groups of dead workers, and when they are killed
+        self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn)
 
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
@@ -112,7 +119,7 @@ class Supervisor:
             self._begin_all(signals)
             if wakeup is not None:
                 self._selector.register(wakeup, selectors.EVENT_READ, ("wakeup", None))
-            while self._running():
+            while self._alive():
                 self._turn(signals)
             while self._remains:
                 self._clear_remains()
@@ -120,7 +127,7 @@ class Supervisor:
         except BaseException:
             # An interrupt in a notebook, or our own mistake: nobody is left behind either way.
             self.stop("the supervisor was interrupted", 130)
-            while self._running():
+            while self._alive():
                 self._turn(lambda: None)
             raise
         finally:
@@ -135,6 +142,7 @@ class Supervisor:
             self._kill_at = self._clock() + GRACE_S
             asked = [worker for worker in self._running() if worker is not ending]
             self._outcome.num_stopped = len(asked)
+            self._respawn.end()
             for worker in asked:
                 self._tell(worker, {"kind": "stop", "why": why})
                 _signal(worker.pid, signal.SIGINT)
@@ -142,6 +150,9 @@ class Supervisor:
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.state is State.RUNNING]
+
+    def _alive(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.state in (State.RUNNING, State.JOINING)]
 
     def _begin_all(self, signals: Callable[[], int | None]) -> None:
         try:
@@ -160,12 +171,13 @@ class Supervisor:
             do="use fewer devices, or raise the limit (`ulimit -n` for open files, `ulimit -u` for processes).",
         )
 
-    def _begin(self, number: int) -> None:
+    def _begin(self, number: int, joins: Membership | None = None) -> Worker:
         ours, theirs = make_pair()
         keep_out = [ours.fileno(), *self._guardian.descriptors()]
         for other in self._workers.values():
-            keep_out += [other.link.fileno(), other.pidfd, *other.outputs]
-        started = self._start(number, self._plumbing, theirs.fileno(), keep_out)
+            keep_out += [other.link.fileno()] if other.link.fileno() >= 0 else []
+            keep_out += [other.pidfd, *other.outputs] if other in self._alive() else []
+        started = self._start(number, self._plumbing, theirs.fileno(), keep_out, joins)
         theirs.close()
         self._guardian.watch(started.pid)
         outputs = {started.stdout: "out", started.stderr: "err"}
@@ -176,6 +188,38 @@ class Supervisor:
             self._selector.register(fd, selectors.EVENT_READ, ("output", worker))
         self._selector.register(worker.link, selectors.EVENT_READ, ("link", worker))
         self._selector.register(worker.pidfd, selectors.EVENT_READ, ("death", worker))
+        return worker
+
+    # What `Respawn` asks for.
+
+    @property
+    def membership(self) -> Membership:
+        return self._membership
+
+    def start_newcomer(self, number: int) -> Worker:
+        self._workers[number].link.close()
+        self._plumbing.drain(number)
+        worker = self._begin(number, self._membership)
+        worker.state = State.JOINING
+        return worker
+
+    def tell_member(self, number: int, message: dict[str, Any]) -> None:
+        self._tell(self._workers[number], message)
+
+    def tell_newcomer(self, newcomer: Worker, message: dict[str, Any]) -> None:
+        newcomer.link.send(message)
+
+    def admit(self, newcomer: Worker, membership: Membership) -> None:
+        for worker in self._alive():
+            self._read_outputs(
+                worker
+            )  # what was printed before belongs to the old main worker, and to a newcomer's log
+        newcomer.state = State.RUNNING
+        self._membership = membership
+        self._move_main()
+
+    def describe(self, number: int) -> str:
+        return f"worker {number} ({self._plan.devices[number].name})"
 
     def _turn(self, signals: Callable[[], int | None]) -> None:
         ready = [(key.fd, key.data) for key, _ in self._selector.select(self._patience())]
@@ -194,11 +238,12 @@ class Supervisor:
             self._on_signal(number)
         self._fold.flush_due()
         self._clear_remains()
+        self._respawn.kill_late()
         if self._kill_at is not None and self._clock() >= self._kill_at:
             self._kill()
 
     def _kill(self) -> None:
-        late = self._running()
+        late = self._alive()
         for worker in late:
             _signal(worker.pid, signal.SIGKILL)
         if late:
@@ -209,7 +254,7 @@ class Supervisor:
         self._kill_at = self._clock() + GRACE_S
 
     def _patience(self) -> float | None:
-        moments = (self._fold.next_due(), self._kill_at, *self._remains.values())
+        moments = (self._fold.next_due(), self._kill_at, self._respawn.next_due(), *self._remains.values())
         due = [moment for moment in moments if moment is not None]
         return max(0.0, min(due) - self._clock()) if due else None
 
@@ -239,8 +284,16 @@ class Supervisor:
             worker.last_words = (worker.last_words + data)[-_LAST_WORDS_BYTES:]
         if self._logs is not None:
             self._logs.write(worker.number, data)
-        self._fold.feed(worker.number, "out" if stream == "out" else "err", data)
+        if worker.state is not State.JOINING:  # a newcomer repeats what the others have said long ago
+            self._fold.feed(worker.number, "out" if stream == "out" else "err", data)
         return True
+
+    def _read_outputs(self, worker: Worker) -> None:
+        for fd in list(worker.outputs):
+            # Not for ever: a process that left the group may hold it open, and go on printing.
+            for _ in range(_MOST_READS):
+                if not self._read_output(worker, fd):
+                    break
 
     def _read_link(self, worker: Worker) -> None:
         try:
@@ -251,12 +304,16 @@ class Supervisor:
 
     def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
         kind = message["kind"]
-        if kind == "failed":
+        if kind in ("joinable", "ready", "border", "given", "settled"):
+            newcomer = worker if worker.state is State.JOINING else None
+            self._respawn.on_message(worker.number, newcomer, message)
+        elif kind == "failed":
             worker.failure = message
             if self._logs is not None:
                 self._logs.write(worker.number, message["traceback"].encode(errors="replace"))
             # Not only once it is dead: a thread of its own may keep it from ending while the others wait.
-            self._on_failed(worker, int(message["exit_code"]))
+            if worker.state is State.RUNNING:
+                self._on_failed(worker, int(message["exit_code"]))
         elif kind == "done":
             worker.standing = _standing(message)
             worker.result = message
@@ -273,25 +330,29 @@ class Supervisor:
         self._remains[worker.pid] = self._clock() + REMAINS_S
         if worker.link.fileno() in self._selector.get_map():
             self._read_link(worker)
-        for fd in list(worker.outputs):
-            # Not for ever: a process that left the group may hold it open, and go on printing.
-            for _ in range(_MOST_READS):
-                if not self._read_output(worker, fd):
-                    break
+        self._read_outputs(worker)
         for fd in worker.outputs:
             self._selector.unregister(fd)
             os.close(fd)
         worker.outputs.clear()
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
+        was_joining = worker.state is State.JOINING
         worker.state = judge(status, reported_failure=worker.failure is not None)
         self._fold.end(worker.number)
-        if worker.state is State.LOST:
+        if was_joining:
+            self._on_newcomer_gone(worker, status)
+        elif worker.state is State.LOST:
             self._on_lost(worker, -status)
         elif worker.state is State.FAILED:
             self._on_failed(worker, exit_code(status))
         else:
             self._on_left(worker)
+
+    def _on_newcomer_gone(self, worker: Worker, status: int) -> None:
+        how = f"was ended by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
+        worker.state = State.LOST  # to the run, it still is
+        self._respawn.on_gone(worker, how)
 
     def _clear_remains(self) -> None:
         """End what dead workers have started and left behind."""
@@ -303,6 +364,7 @@ class Supervisor:
                 self._guardian.forget(group)
 
     def _on_left(self, worker: Worker) -> None:
+        self._respawn.end()
         if worker.result is not None:
             self._outcome.results[worker.number] = worker.result
         for other in self._running():
@@ -333,7 +395,10 @@ class Supervisor:
             verb = "goes" if len(survivors) == 1 else "go"
             self._say(f"{text}; {count_workers(len(survivors))} {verb} on (generation {generation}).")
             self._regroup(survivors)
-        elif any(w.state is State.LEFT for w in self._workers.values()):
+            self._respawn.on_lost(worker.number)
+            return
+        self._respawn.end()
+        if any(w.state is State.LEFT for w in self._workers.values()):
             self._outcome.last_line = f"{text}; the others have finished."
         else:
             self._outcome.exit_code = 128 + number
@@ -368,6 +433,7 @@ class Supervisor:
             for worker in self._running():
                 worker.link.send(decided | asdict(furthest))
             self._vote = None
+            self._respawn.fill()  # not before: the survivors come first
 
     def _tell(self, worker: Worker, message: dict[str, Any]) -> None:
         """A message that must be heard even by a worker that sleeps in a meeting."""

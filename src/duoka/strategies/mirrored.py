@@ -46,6 +46,7 @@ class Mirrored(Loops):
         memory_limit_mb: int | None = None,
         allow_growth: bool | None = None,
         device_count: Mapping[str, int] | None = None,
+        respawn: bool = True,
     ) -> None:
         request = Request(
             devices=devices,
@@ -62,6 +63,7 @@ class Mirrored(Loops):
             memory_limit_mb=memory_limit_mb,
             allow_growth=allow_growth,
             device_count=device_count,
+            respawn=respawn,
         )
         self._options = request.options
         self._session: Session = type(self).connect(request)
@@ -102,8 +104,13 @@ class Mirrored(Loops):
 
     @property
     def is_main(self) -> bool:
-        """True on one worker: the one that prints and saves. The role moves when that worker is lost."""
-        return self.worker == min(self._session.collective.workers)
+        """True on one worker: the one that prints and saves. The role moves when that worker is lost, or comes back.
+
+        A worker in the place of a lost one is not the main one before it has joined the others.
+        """
+        collective = self._session.collective
+        is_newcomer = collective.joining is not None and collective.joining.is_newcomer
+        return not is_newcomer and self.worker == min(collective.workers)
 
     @property
     def step(self) -> int:
@@ -195,6 +202,8 @@ class Mirrored(Loops):
         """
         self._refuse_in_evaluation("sum_over_replicas")
         collective = self._session.collective
+        if collective.joining is not None:
+            collective.joining.refuse("what a loop of sum_over_replicas keeps between its steps is not known to Duoka")
         self._attempt += 1  # also when it fails: a step that one worker leaves out must not pass for the next one
         first = collective.replicas[0]
         given = compute(first)

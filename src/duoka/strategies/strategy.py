@@ -30,6 +30,7 @@ class Request:
     memory_limit_mb: int | None = None
     allow_growth: bool | None = None
     device_count: Mapping[str, int] | None = None
+    respawn: bool = True
 
     @property
     def options(self) -> Options:

@@ -362,4 +362,6 @@ def _name_of(function: Any) -> str:
 
 def make_loop(collective: Collective, strategy: Any, device: Device, options: Options) -> Loop:
     log = make_placement_log(collective, device, options)
+    if collective.joining is not None:
+        collective.joining.refuse("TensorFlow loops cannot take in a worker yet")
     return Loop(collective, strategy, log, sync_batchnorm=options.sync_batchnorm)

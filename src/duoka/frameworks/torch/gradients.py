@@ -33,6 +33,7 @@ class Gradients:
         rates: Callable[[], list[float]] = list,
     ) -> None:
         self._collective = collective
+        self._ordinal = collective.count_up("gradients")
         self._loop = loop
         self._tell = tell
         self._rates = rates
@@ -210,10 +211,14 @@ class Gradients:
 
     def _round_of(self, body: Body) -> Round:
         while len(self._rounds) <= body.backwards:
-            self._rounds.append(Round(self._collective, self._parameters, self._statistics, self._sparse))
+            self._rounds.append(self._make_round(f"backward {len(self._rounds)}"))
         round = self._rounds[body.backwards]
         round.open(f"of step {self._loop.batch}, backward {body.backwards + 1}, order {self._loop.order},")
         return round
+
+    def _make_round(self, name: str) -> Round:
+        title = f"gradients {self._ordinal}, {name}"
+        return Round(self._collective, self._parameters, self._statistics, self._sparse, title)
 
     # From the slots to everybody.
 
@@ -330,8 +335,10 @@ class Gradients:
                     raise _not_exchanged(f"parameter {position} of group {number}", parameter)
         if not self._not_exchanged:
             return
+        if self._collective.joining is not None:
+            self._collective.joining.refuse("it trains on batches of its own, outside of prepared loaders")
         if self._outside is None:
-            round = Round(self._collective, self._parameters, self._statistics, self._sparse)
+            round = self._make_round("outside")
             self._outside = Outside(self._collective, self._loop, round, self._parameters)
         notes = self._outside.exchange(self._rates())
         if notes is None:

@@ -22,6 +22,7 @@ class Round:
         parameters: Sequence[torch.Tensor],
         statistics: Statistics,
         sparse: Sequence[int] = (),
+        name: str = "",
     ) -> None:
         self.statistics = statistics
         self._collective = collective
@@ -32,11 +33,11 @@ class Round:
         self._layout = Layout.of([*parameters, *merged, *touched])
         self.touched_at = {index: len(parameters) + len(statistics.merged) + n for n, index in enumerate(sparse)}
         self.buffers: list[Buffer] = [
-            collective.buffer(size, numpy_dtype(dtype))
+            collective.buffer(size, numpy_dtype(dtype), name)
             for size, dtype in zip(self._layout.sizes, self._layout.dtypes, strict=True)
         ]
         if statistics.others:
-            self.buffers.append(collective.buffer(statistics.other_bytes, np.uint8))
+            self.buffers.append(collective.buffer(statistics.other_bytes, np.uint8, name and f"{name}, buffers"))
         # What p.grad shows is this worker's own, allocated once.
         device = parameters[0].device if parameters else torch.device("cpu")
         kinds = zip(self._layout.sizes, self._layout.dtypes, strict=True)

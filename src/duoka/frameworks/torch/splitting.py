@@ -32,6 +32,8 @@ class Splitting:
     def __init__(self, module: nn.Module, collective: Collective, seed: int, device: torch.device, axis: int) -> None:
         check_devices(module, device)
         module.to(device)
+        if collective.joining is not None:
+            collective.joining.refuse("a split module cannot take in a worker yet")
         agree_on_start(module, collective)
         self._module = module
         self._collective = collective

@@ -18,6 +18,8 @@ def carry_tensors(collective: Collective, device: torch.device, options: Options
     if options.transport == "shm" or collective.num_replicas == 1:
         return collective
     assert isinstance(collective, SharedMemory)
+    if collective.joining is not None:
+        collective.joining.refuse(f"torch.distributed ({options.transport}) cannot take in a worker yet")
     key = collective, options.exact is True
     if key in _connected:
         return _connected[key]

@@ -1,0 +1,267 @@
+"""New workers in the place of lost ones: started, offered to the members, and joined with them at a step border.
+
+The supervisor's side of `collectives/joining.py`. It alone numbers generations. A newcomer is nobody's business until
+it has joined: its death or failure is one line on the screen, and the run goes on as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from duoka.runtime.decisions import Standing
+from duoka.topology.membership import Membership
+
+MOST_STARTS = 3  # of one worker, after its first
+
+
+class Newcomer(Protocol):
+    number: int
+    pid: int
+    failure: dict[str, Any] | None
+
+
+class Host(Protocol):
+    """What the supervisor does for it."""
+
+    @property
+    def membership(self) -> Membership: ...
+
+    def start_newcomer(self, number: int) -> Newcomer: ...
+
+    def tell_member(self, number: int, message: dict[str, Any]) -> None: ...
+
+    def tell_newcomer(self, newcomer: Any, message: dict[str, Any]) -> None: ...
+
+    def admit(self, newcomer: Any, membership: Membership) -> None:
+        """From now on this is a worker like any other."""
+        ...
+
+    def describe(self, number: int) -> str: ...
+
+
+class _Stage(Enum):
+    OFFERED = "the members have heard of it, and stop at a border once all have agreed"
+    GIVING = "all members stand at the border, and one writes down its state"
+    TAKING = "the newcomer reads it"
+    SETTLED = "the newcomer has it"
+
+
+@dataclass
+class _Round:
+    offer: int
+    newcomer: Newcomer
+    records: int
+    stage: _Stage = _Stage.OFFERED
+    due: float | None = None
+    patience_s: float = 60.0
+    at_border: dict[int, Standing] = field(default_factory=dict)
+
+
+class Respawn:
+    def __init__(self, host: Host, say: Callable[[str], None], clock: Callable[[], float], *, is_wanted: bool) -> None:
+        self._host, self._say, self._clock = host, say, clock
+        self._is_wanted = is_wanted
+        self._reason: str | None = None  # why the program cannot be joined; "": it can; None: nobody has said
+        self._vacant: set[int] = set()
+        self._starts: Counter[int] = Counter()
+        self._newcomers: dict[int, Newcomer] = {}
+        self._rounds: dict[int, _Round] = {}
+        self._num_offers = 0
+
+    # What happens to workers.
+
+    def on_lost(self, number: int) -> None:
+        """A member was lost, and the others have been told: those at a border come to it again."""
+        if self._is_wanted:
+            self._vacant.add(number)
+            for round in self._rounds.values():
+                round.at_border.clear()
+                if round.stage is _Stage.GIVING:
+                    round.stage = _Stage.OFFERED  # the giver may be the one that was lost
+
+    def on_gone(self, newcomer: Newcomer, how: str) -> None:
+        """A newcomer has ended before it had joined."""
+        self._forget(newcomer)
+        if not self._is_wanted:
+            return
+        error = "" if newcomer.failure is None else str(newcomer.failure["error"])
+        who = self._host.describe(newcomer.number)
+        if error == "CannotJoin":
+            self._say(f"{who} could not join: {_first_line(newcomer.failure)}; the run goes on without it.")
+            return
+        what = f"failed with {error}" if error else how
+        self._say(f"{who} {what} before it had joined; its log has the rest.")
+        self._vacant.add(newcomer.number)
+        self.fill()
+
+    def end(self) -> None:
+        """The run is ending, or somebody has finished: nobody joins any more."""
+        self._is_wanted = False
+        for newcomer in list(self._newcomers.values()):
+            _kill(newcomer)
+
+    def fill(self) -> None:
+        """Start new workers where some are lost, if that makes sense."""
+        for number in sorted(self._vacant):
+            if self._reason is None or not self._is_wanted:
+                return  # nobody has said yet whether this program can be joined
+            self._vacant.discard(number)
+            if self._reason:
+                self._say(f"{self._host.describe(number)} is not started again: {self._reason}.")
+            elif self._starts[number] == MOST_STARTS:
+                self._say(
+                    f"{self._host.describe(number)} has been started again {MOST_STARTS} times;"
+                    " the run goes on without it."
+                )
+            else:
+                self._start(number)
+
+    def _start(self, number: int) -> None:
+        self._starts[number] += 1
+        try:
+            self._newcomers[number] = self._host.start_newcomer(number)
+        except OSError as error:
+            self._say(f"{self._host.describe(number)} cannot be started again: {error.strerror or error}.")
+            return
+        self._say(f"{self._host.describe(number)} is started again, and joins when it is ready.")
+
+    def _forget(self, newcomer: Newcomer) -> None:
+        self._newcomers.pop(newcomer.number, None)
+        for round in [round for round in self._rounds.values() if round.newcomer is newcomer]:
+            self._refuse(round)
+
+    # What they say.
+
+    def on_message(self, number: int, newcomer: Newcomer | None, message: dict[str, Any]) -> None:
+        """From a member, or, with it, from a newcomer."""
+        kind = message["kind"]
+        if kind == "joinable" and newcomer is None:
+            self._hear_whether(str(message["reason"]))
+        elif kind == "ready" and newcomer is not None:
+            self._offer(newcomer, int(message["records"]))
+        elif kind == "border":
+            self._stand_at_border(number, message)
+        elif kind in ("given", "settled"):
+            round = self._rounds.get(int(message["offer"]))
+            if round is not None and kind == "given" and round.stage is _Stage.GIVING:
+                self._hand_on(round, str(message["reason"]))
+            elif round is not None and kind == "settled":
+                round.stage, round.due = _Stage.SETTLED, None
+                self._go_on(round)
+
+    def _hear_whether(self, reason: str) -> None:
+        if self._reason is None or (reason and not self._reason):
+            self._reason = reason
+            if reason:
+                for newcomer in list(self._newcomers.values()):
+                    self._forget(newcomer)
+                    self._vacant.add(newcomer.number)
+                    _kill(newcomer)
+            self.fill()
+
+    def _offer(self, newcomer: Newcomer, records: int) -> None:
+        for round in [round for round in self._rounds.values() if round.newcomer is newcomer]:
+            self._refuse(round)  # it waits at another place now
+        self._num_offers += 1
+        round = self._rounds[self._num_offers] = _Round(self._num_offers, newcomer, records)
+        for member in self._host.membership.workers:
+            self._tell_offer(member, round)
+
+    def _tell_offer(self, member: int, round: _Round) -> None:
+        offer = {"number": round.offer, "worker": round.newcomer.number, "records": round.records}
+        self._host.tell_member(member, {"kind": "offer"} | offer)
+
+    def _stand_at_border(self, number: int, message: dict[str, Any]) -> None:
+        if int(message["generation"]) != self._host.membership.generation:
+            return  # somebody was lost since: it will come again
+        round = self._rounds.get(int(message["offer"]))
+        if round is None:
+            self._host.tell_member(number, {"kind": "refused", "offer": message["offer"]})
+            return
+        round.at_border[number] = Standing(int(message["completed"]), int(message["steps"]))
+        round.patience_s = 2 * float(message["deadline_s"])
+        self._go_on(round)
+
+    def _go_on(self, round: _Round) -> None:
+        members = self._host.membership.workers
+        if set(round.at_border) != set(members):
+            return
+        if len(set(round.at_border.values())) > 1:
+            self._refuse(round)
+        elif round.stage is _Stage.OFFERED:
+            round.stage = _Stage.GIVING
+            self._host.tell_member(min(members), {"kind": "give", "offer": round.offer})
+        elif round.stage is _Stage.SETTLED:
+            self._join(round)
+
+    def _hand_on(self, round: _Round, reason: str) -> None:
+        if reason:
+            self._say(
+                f"{self._host.describe(round.newcomer.number)} could not join: the state of this run cannot be handed"
+                f" over ({reason}); the run goes on without it."
+            )
+            self._give_up(round.newcomer)
+            return
+        round.stage, round.due = _Stage.TAKING, self._clock() + round.patience_s
+        self._host.tell_newcomer(round.newcomer, {"kind": "take", "offer": round.offer})
+
+    def _give_up(self, newcomer: Newcomer) -> None:
+        self._starts[newcomer.number] = MOST_STARTS
+        self._forget(newcomer)
+        _kill(newcomer)
+
+    def _join(self, round: _Round) -> None:
+        newcomer, standing = round.newcomer, next(iter(round.at_border.values()))
+        before = self._host.membership.workers
+        membership = self._host.membership.join(newcomer.number)
+        del self._rounds[round.offer], self._newcomers[newcomer.number]
+        self._host.admit(newcomer, membership)
+        joined = {"kind": "joined", "offer": round.offer, "generation": membership.generation}
+        joined |= {"workers": membership.workers} | asdict(standing)
+        for member in (*before, newcomer.number):
+            self._host.tell_member(member, joined)
+        count = len(membership.workers)
+        self._say(
+            f"{self._host.describe(newcomer.number)} has joined at step {standing.steps};"
+            f" {count} workers go on (generation {membership.generation})."
+        )
+        for other in self._rounds.values():
+            other.at_border.clear()
+            self._tell_offer(newcomer.number, other)
+
+    def _refuse(self, round: _Round) -> None:
+        del self._rounds[round.offer]
+        for member in round.at_border:
+            self._host.tell_member(member, {"kind": "refused", "offer": round.offer})
+
+    # Time.
+
+    def next_due(self) -> float | None:
+        return min((round.due for round in self._rounds.values() if round.due is not None), default=None)
+
+    def kill_late(self) -> None:
+        """While a newcomer reads the state, the members wait for it: not for ever."""
+        for round in list(self._rounds.values()):
+            if round.due is not None and self._clock() >= round.due:
+                round.due = None
+                _kill(round.newcomer)
+
+
+def _kill(newcomer: Newcomer) -> None:
+    try:
+        os.kill(newcomer.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _first_line(failure: dict[str, Any] | None) -> str:
+    """What a newcomer's own error said, out of its traceback."""
+    lines = "" if failure is None else str(failure["traceback"])
+    found = [line for line in lines.splitlines() if "CannotJoin: " in line]
+    return found[-1].partition("CannotJoin: ")[2].rstrip(".") if found else "its script does not fit"

@@ -1,0 +1,235 @@
+"""A worker takes the place of a lost one while the others train; kills at every moment of it change no bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from duoka.collectives.solo import solo
+from duoka.collectives.values import decode, encode
+from duoka.runtime.launch import Launched, launch
+from duoka.runtime.worker import attachment
+from duoka.session import _join
+from tests.conftest import plan_for
+from tests.process.test_exactly_once import SIZES, gradient
+
+STEPS, WAITS = 60, 10  # at step 10 the members wait until a newcomer is about to come, at 20 for a second one, ...
+
+
+@dataclass(frozen=True)
+class Strike:
+    """Kill this worker when it comes by this moment for the n-th time, in its first life or a later one."""
+
+    worker: int
+    moment: str
+    count: int = 1
+    life: int = 1
+
+
+@dataclass(frozen=True)
+class Story:
+    num_workers: int
+    num_replicas: int
+    size: str
+    strikes: tuple[Strike, ...]
+    joins: int = 1  # how many newcomers are to join
+
+
+class State:
+    """What a program would keep: a newcomer gets it from a living worker."""
+
+    def __init__(self, size: str) -> None:
+        self.step = 0
+        self.applied = 0
+        self.weights = np.zeros(SIZES[size], np.float32)
+
+    def write(self, fd: int) -> None:
+        data = encode({"step": self.step, "applied": self.applied, "weights": self.weights})
+        assert os.write(fd, data) == len(data)
+
+    def read(self, fd: int) -> None:
+        state = decode(os.pread(fd, os.fstat(fd).st_size, 0))
+        self.step, self.applied, self.weights = state["step"], state["applied"], state["weights"]
+
+
+def train(collective, story: Story, directory: Path) -> dict:
+    life = _begin_life(directory, collective.worker)
+    mine = [strike for strike in story.strikes if strike.worker == collective.worker and strike.life == life]
+    seen: dict[str, int] = {}
+
+    def moment(name: str) -> None:
+        seen[name] = seen.get(name, 0) + 1
+        if any(strike.moment == name and strike.count == seen[name] for strike in mine):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    collective.moment = moment
+    state = State(story.size)
+    buffers = [collective.buffer(SIZES[story.size], "f4", "weights"), collective.buffer(1, "i8", "applied")]
+    joining = collective.joining
+    if joining is not None:
+        joining.allow()
+    while state.step < STEPS:
+        if joining is not None:
+            if joining.is_newcomer:
+                (directory / f"ready-{collective.worker}-{life}").touch()
+            elif state.step and state.step % WAITS == 0:
+                _wait_for_newcomers(directory, min(story.joins, state.step // WAITS))
+            joining.border(state.write, state.read)
+            time.sleep(0.004)
+        moment(f"step {state.step}")
+        exchange = collective.exchange(buffers, f"of step {state.step}")
+
+        def place(replica: int, exchange=exchange) -> bytes:
+            exchange.slot(buffers[0], replica)[:] = gradient(replica, state.step, state.weights)
+            exchange.slot(buffers[1], replica)[:] = 1 + state.step
+            return b"%d/%d" % (state.step, replica)
+
+        exchange.carry_out(place)
+        assert exchange.notes == [b"%d/%d" % (state.step, r) for r in range(collective.num_replicas)]
+        state.weights -= np.float32(0.05) * exchange.result(buffers[0])
+        state.applied += int(exchange.result(buffers[1])[0])
+        state.step += 1
+        collective.end_step()
+    sha256 = hashlib.sha256(state.weights.tobytes()).hexdigest()
+    return {"sha256": sha256, "applied": state.applied, "life": life, "counts": list(collective.placement.counts())}
+
+
+def _begin_life(directory: Path, worker: int) -> int:
+    lives = directory / f"lives-{worker}"
+    with lives.open("a") as file:
+        file.write("x")
+    return lives.stat().st_size
+
+
+def _wait_for_newcomers(directory: Path, num: int) -> None:
+    end = time.monotonic() + 10
+    while len(list(directory.glob("ready-*"))) < num:
+        assert time.monotonic() < end, "no newcomer has come"
+        time.sleep(0.005)
+
+
+def tell(story: Story, directory: Path) -> tuple[Launched, list[str]]:
+    said: list[str] = []
+
+    def in_worker() -> dict:
+        attached = attachment()
+        assert attached is not None
+        return train(_join(attached).collective, story, directory)
+
+    plan = replace(plan_for(story.num_workers, story.num_replicas), respawn=True)
+    return launch(plan, in_worker, said.append), said
+
+
+_calm: dict[tuple[int, str], dict] = {}
+
+
+def calm(num_replicas: int, size: str, directory: Path) -> dict:
+    if (num_replicas, size) not in _calm:
+        alone = solo(num_replicas, available_bytes=lambda: 2**40)
+        _calm[num_replicas, size] = train(alone, Story(1, num_replicas, size, (), joins=0), directory)
+    return _calm[num_replicas, size]
+
+
+def check(story: Story, directory: Path, left: int | None = None, joined: int | None = None) -> list[str]:
+    """All who finish have the bits of a calm run, and what was to happen has happened. Returns what was said."""
+    (directory / "calm").mkdir(parents=True)
+    expected = calm(story.num_replicas, story.size, directory / "calm")
+    launched, said = tell(story, directory)
+    told = f"{story}: {launched.outcome} {said}"
+    assert launched.outcome.exit_code == 0, told
+    times_joined = sum("has joined at step" in line for line in said)
+    assert times_joined >= 1 if joined == -1 else times_joined == (story.joins if joined is None else joined), told
+    assert left == -1 or len(launched.results) == (story.num_workers if left is None else left), told
+    for worker, result in launched.results.items():
+        assert (result["sha256"], result["applied"]) == (expected["sha256"], expected["applied"]), f"{worker}: {told}"
+    return said
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_newcomer_joins_and_the_bits_are_those_of_a_calm_run(size, victim, tmp_path):
+    said = check(Story(3, 5, size, (Strike(victim, "step 3"),)), tmp_path)
+    assert said[0] == f"worker {victim} (cpu:0/v{victim}) was ended by SIGKILL; 2 workers go on (generation 1)."
+    assert said[1] == f"worker {victim} (cpu:0/v{victim}) is started again, and joins when it is ready."
+    assert said[2].endswith("3 workers go on (generation 2).")
+
+
+def test_a_newcomer_joins_the_last_one_that_was_left(tmp_path):
+    check(Story(2, 3, "large", (Strike(0, "step 3"),)), tmp_path)
+
+
+def test_all_but_one_are_lost_and_come_back(tmp_path):
+    check(Story(4, 5, "small", tuple(Strike(worker, "step 2") for worker in (0, 1, 3)), joins=3), tmp_path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("moment", ["at the border", "giving", "given"])
+def test_a_member_killed_while_another_one_joins_changes_no_bit(size, moment, tmp_path):
+    for victim in (0, 1, 3) if moment == "at the border" else (0,):
+        story = Story(4, 6, size, (Strike(2, "step 3"), Strike(victim, moment)), joins=2)
+        said = check(story, tmp_path / str(victim))
+        assert sum("was ended by SIGKILL" in line for line in said) == 2
+
+
+@pytest.mark.parametrize("moment", ["taking", "arriving"])
+def test_a_newcomer_killed_while_it_joins_or_right_after_is_started_again(moment, tmp_path):
+    story = Story(3, 4, "large", (Strike(1, "step 3"), Strike(1, moment, life=2)), joins=1 + (moment == "arriving"))
+    said = check(story, tmp_path)
+    assert any("before it had joined" in line for line in said) == (moment == "taking"), said
+
+
+def test_a_member_and_the_newcomer_killed_at_the_same_border_change_no_bit(tmp_path):
+    strikes = (Strike(2, "step 3"), Strike(0, "at the border"), Strike(2, "taking", life=2))
+    check(Story(4, 6, "large", strikes, joins=2), tmp_path)
+
+
+def test_a_worker_that_dies_again_and_again_is_started_three_times(tmp_path):
+    strikes = (Strike(1, "step 3"), *(Strike(1, "taking", life=life) for life in (2, 3, 4)))
+    said = check(Story(2, 2, "small", strikes, joins=3), tmp_path, left=1, joined=0)
+    assert sum("is started again" in line for line in said) == 3
+    assert said[-1] == "worker 1 (cpu:0/v1) has been started again 3 times; the run goes on without it."
+
+
+MOMENTS = (
+    "depositing",
+    "staging",
+    "arriving",
+    "arrived",
+    "reducing",
+    "reduced",
+    "completed",
+    "at the border",
+    "giving",
+)
+
+
+def write_story(seed: int) -> Story:
+    """Worker 0 or the last one lives; the others die at some moment of their first lives, and of their second."""
+    chance = random.Random(seed)
+    num_workers = chance.randint(2, 4)
+    immortal = chance.choice([0, num_workers - 1])
+    mortals = [worker for worker in range(num_workers) if worker != immortal]
+    strikes = [Strike(worker, f"step {chance.randrange(1, 9)}") for worker in mortals[:1]]
+    for worker in mortals[1:]:
+        strikes.append(Strike(worker, chance.choice(MOMENTS), chance.randrange(1, 60)))
+    for worker in mortals:
+        strikes.append(Strike(worker, chance.choice((*MOMENTS, "taking")), chance.randrange(1, 30), life=2))
+    size = chance.choice(list(SIZES))
+    return Story(num_workers, chance.randint(num_workers, 6), size, tuple(strikes))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))])
+def test_workers_that_come_back_and_die_again_at_random_moments_change_no_bit(block, tmp_path):
+    for seed in range(10 * block, 10 * block + 10):
+        check(write_story(seed), tmp_path / str(seed), left=-1, joined=-1)
