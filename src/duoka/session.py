@@ -92,7 +92,7 @@ class WorkerSession:
             self._say_placement(self.collective.placement)
 
     def _say_placement(self, placement: Placement) -> None:
-        if self.worker == min(placement.workers):
+        if self.worker == self.collective.main:
             for replica in range(self.num_replicas):
                 worker = placement.owner(replica)
                 say(f"replica {replica} -> worker {worker} -> {self._plan.devices[worker].name}")

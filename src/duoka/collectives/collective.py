@@ -93,6 +93,11 @@ class Collective(ABC):
         return self.placement.workers
 
     @property
+    def main(self) -> int:
+        """The worker that speaks and saves for all. One that has come back knows less of the run: others go first."""
+        return min(self.workers)
+
+    @property
     def replicas(self) -> tuple[int, ...]:
         """The replicas that this worker runs."""
         return self.placement.replicas_of(self.worker)

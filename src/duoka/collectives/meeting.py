@@ -85,9 +85,14 @@ class Meeting:
         self._left: dict[int, int] = {}
         self._standing = 0
         self.offers: dict[int, Offer] = {}  # the newest of each newcomer that was heard of
+        self._since: dict[int, int] = {}  # the generations in which workers came back
         self._is_whole = membership == Membership(0, tuple(range(len(membership.workers))))
         self._pid = os.getpid()
         board.write(worker, self._pid, 0, 0, 0)
+
+    def by_age(self, workers: Iterable[int]) -> list[int]:
+        """Those first that have been there longest."""
+        return sorted(workers, key=lambda worker: (self._since.get(worker, 0), worker))
 
     def refuse_children(self) -> None:
         if os.getpid() != self._pid:
@@ -253,6 +258,7 @@ class Meeting:
         self._others = tuple(w for w in self.membership.workers if w != self.worker)
         for worker in self._others:
             self._progress.setdefault(worker, (-1, -1))
+        self._since |= {int(worker): int(generation) for worker, generation in answer.get("since", ())}
 
     def _adopt(self, answer: dict[str, Any]) -> Decision:
         before = self.membership

@@ -77,6 +77,10 @@ class SharedMemory(Collective):
         return self._placement
 
     @property
+    def main(self) -> int:
+        return self.meeting.by_age(self.meeting.membership.workers)[0]
+
+    @property
     def homes(self) -> tuple[int, ...]:
         """The first replica of each share as they were dealt; unchanged while lost replicas move."""
         return tuple(share.replicas[0] for share in self._dealt.shares)
@@ -145,8 +149,13 @@ class SharedMemory(Collective):
 
     def deal_to(self, workers: Sequence[int]) -> None:
         """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
-        self._dealt = self._placement = place(self.num_replicas, workers)
-        self._deal_anew, self._adopt_later, self._lost_call = False, [], 0
+        self._adopt_later, self._lost_call = [], 0
+        self._deal(workers)
+
+    def _deal(self, workers: Iterable[int]) -> None:
+        # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
+        self._dealt = self._placement = place(self.num_replicas, self.meeting.by_age(workers))
+        self._deal_anew = False
         self.on_deal(self._placement)
 
     def enter(self) -> None:
@@ -161,9 +170,7 @@ class SharedMemory(Collective):
             self.joining.end_step()
         self.meeting.end_step()
         if self._deal_anew:
-            self._dealt = self._placement = place(self.num_replicas, self._placement.workers)
-            self._deal_anew = False
-            self.on_deal(self._placement)
+            self._deal(self._placement.workers)
         postponed, self._adopt_later = self._adopt_later, []
         for decision in postponed:
             self.adopt(decision)

@@ -105,6 +105,10 @@ class TorchDistributed(Collective):
         return self._control.placement
 
     @property
+    def main(self) -> int:
+        return self._control.main
+
+    @property
     def meeting(self) -> Meeting:
         return self._control.meeting
 

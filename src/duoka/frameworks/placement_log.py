@@ -50,9 +50,7 @@ def make_placement_log(collective: Collective, device: Device, options: Options)
     """Where it was asked for."""
     if not options.log_placement:
         return None
-    return PlacementLog(
-        device, lambda: collective.worker == min(collective.workers), is_only_card=options.sees_only_its_card
-    )
+    return PlacementLog(device, lambda: collective.worker == collective.main, is_only_card=options.sees_only_its_card)
 
 
 def name_device(native: str, own: Device, is_only_card: bool) -> str:

@@ -16,5 +16,5 @@ class Telling:
         """With a key, one text of all that have it."""
         if (key or text) not in self._told:
             self._told.add(key or text)
-            if self._collective.worker == min(self._collective.workers):
+            if self._collective.worker == self._collective.main:
                 print(f"duoka: {text}", file=sys.stderr)

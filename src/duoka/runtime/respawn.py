@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -73,6 +73,11 @@ class Respawn:
         self._newcomers: dict[int, Newcomer] = {}
         self._rounds: dict[int, _Round] = {}
         self._num_offers = 0
+        self._since: dict[int, int] = {}  # the generations in which workers came back
+
+    def by_age(self, workers: Iterable[int]) -> list[int]:
+        """Those first that have been there longest."""
+        return sorted(workers, key=lambda worker: (self._since.get(worker, 0), worker))
 
     # What happens to workers.
 
@@ -196,7 +201,7 @@ class Respawn:
             self._refuse(round)
         elif round.stage is _Stage.OFFERED:
             round.stage = _Stage.GIVING
-            self._host.tell_member(min(members), {"kind": "give", "offer": round.offer})
+            self._host.tell_member(self.by_age(members)[0], {"kind": "give", "offer": round.offer})
         elif round.stage is _Stage.SETTLED:
             self._join(round)
 
@@ -221,9 +226,10 @@ class Respawn:
         before = self._host.membership.workers
         membership = self._host.membership.join(newcomer.number)
         del self._rounds[round.offer], self._newcomers[newcomer.number]
+        self._since[newcomer.number] = membership.generation
         self._host.admit(newcomer, membership)
         joined = {"kind": "joined", "offer": round.offer, "generation": membership.generation}
-        joined |= {"workers": membership.workers} | asdict(standing)
+        joined |= {"workers": membership.workers, "since": list(self._since.items())} | asdict(standing)
         for member in (*before, newcomer.number):
             self._host.tell_member(member, joined)
         count = len(membership.workers)

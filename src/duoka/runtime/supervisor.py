@@ -413,7 +413,7 @@ class Supervisor:
         self._move_main()
 
     def _move_main(self) -> None:
-        self._fold.move_main(min(worker.number for worker in self._running()))
+        self._fold.move_main(self._respawn.by_age(worker.number for worker in self._running())[0])
 
     def _vote_again(self, worker: Worker) -> None:
         """Somebody finished while the others were deciding: do it without that one."""

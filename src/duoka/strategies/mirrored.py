@@ -104,13 +104,11 @@ class Mirrored(Loops):
 
     @property
     def is_main(self) -> bool:
-        """True on one worker: the one that prints and saves. The role moves when that worker is lost, or comes back.
+        """True on one worker: the one that prints and saves. The role moves when that worker is lost.
 
-        A worker in the place of a lost one is not the main one before it has joined the others.
+        It does not move back to a worker that was started in the place of a lost one.
         """
-        collective = self._session.collective
-        is_newcomer = collective.joining is not None and collective.joining.is_newcomer
-        return not is_newcomer and self.worker == min(collective.workers)
+        return self.worker == self._session.collective.main
 
     @property
     def step(self) -> int:

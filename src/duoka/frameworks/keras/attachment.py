@@ -218,7 +218,7 @@ class Attachment:
         return dict(zip(names, args, strict=False)) | kwargs
 
     def _is_main(self) -> bool:
-        return self._collective.worker == min(self._collective.workers)
+        return self._collective.worker == self._collective.main
 
     def _make_function(self, *, is_training: bool) -> Any:
         """With the arguments and results that this backend's `fit` expects."""
