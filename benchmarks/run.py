@@ -25,6 +25,7 @@ BENCHMARKS = (
     "all_reduce.py",
     "torch_step.py",
     "torch_overhead.py",
+    "checkpoint_stall.py",
     "startup.py",
     "imports.py",
     "keras_step.py",
@@ -109,6 +110,10 @@ def write_table(known: dict) -> None:
     rows += _torch_rows(numbers["torch_step_ms"], numbers["torch_overhead_ms"])
     rows += _keras_rows(numbers["keras_step_ms"], numbers["keras_overhead_ms"], numbers["keras_folder_images_s"])
     rows += _loop_rows(numbers["tensorflow_step_ms"])
+    rows += [
+        at_most(f"a save, {case}: training stands still, in libc memcpys", 2, row["stall"] / row["memcpy"])
+        for case, row in numbers["checkpoint_stall_ms"].items()
+    ]
     text = "\n\n".join([
         "# Measured by `make bench`",
         f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns."
@@ -124,6 +129,8 @@ def write_table(known: dict) -> None:
         "## One step of a TensorFlow loop (`strategy.run` in a tf.function), milliseconds, median (mean); peers with 1"
         " and 2 threads",
         _keras_table(_on_tensorflow(numbers["tensorflow_step_ms"]), _on_tensorflow(numbers["tensorflow_step_mean_ms"])),
+        "## A checkpoint, milliseconds",
+        _checkpoint_table(numbers["checkpoint_stall_ms"]),
         "## Start-up: two workers, PyTorch imported, first barrier passed",
         "\n".join(["| launcher | seconds |", "|---|---|", *(f"| {who} | {s:.2f} |" for who, s in startup.items())]),
         NOTES,
@@ -170,6 +177,8 @@ NOTES = """## Notes
   pieces of the size of the cache and copying those; weighing in place and copying at once; pages lent to `p.grad` by
   copy-on-write (the others then wait for them at their next backward). What helped: saying at once that the result
   was taken (65 to 56 ms a step), one generator for all bodies, memory that malloc keeps.
+- A checkpoint: `memcpy` copies as many bytes in one piece, into memory that was touched before. Everything counts from
+  the call of `state_dict` until training goes on. The first time, memory for the copy is made and touched.
 - `memcpy` is libc's (through NumPy), which writes around the cache; `copy_` is PyTorch's own copy loop, which does
   not. Both workers copy at once.
 - Where the private result costs more than 1.4 libc memcpys: one core of this machine reads about 12.5 GB/s and writes
@@ -270,6 +279,16 @@ def _torch_table(cases: dict) -> str:
     kinds = ["ddp", "accelerate", "fabric", "duoka", "half", "alone", "memcpy"]
     lines = ["| step | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     lines += [f"| {case} | " + " | ".join(f"{row[kind]:.1f}" for kind in kinds) + " |" for case, row in cases.items()]
+    return "\n".join(lines)
+
+
+def _checkpoint_table(cases: dict) -> str:
+    lines = [
+        "| state | MB | training stands still | memcpy | the first time | until it is on the disk |",
+        "|---" * 6 + "|",
+    ]
+    kinds = ("megabytes", "stall", "memcpy", "first", "write")
+    lines += [f"| {case} | " + " | ".join(f"{row[kind]:.0f}" for kind in kinds) + " |" for case, row in cases.items()]
     return "\n".join(lines)
 
 
