@@ -32,6 +32,7 @@ BENCHMARKS = (
     "keras_overhead.py",
     "keras_folder.py",
     "tensorflow_step.py",
+    "equality_check.py",
 )
 
 
@@ -114,6 +115,7 @@ def write_table(known: dict) -> None:
         at_most(f"a save, {case}: training stands still, in libc memcpys", 2, row["stall"] / row["memcpy"])
         for case, row in numbers["checkpoint_stall_ms"].items()
     ]
+    rows += _equality_rows(numbers["equality_check"])
     text = "\n\n".join([
         "# Measured by `make bench`",
         f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns."
@@ -256,6 +258,13 @@ def _loop_rows(cases: dict) -> list[tuple[str, str, str, bool]]:
         _against(f"a loop, {mobilenet}, against the plain loop", 1.2, cases[mobilenet], ("plain",)),
         _against(f"a loop, {mobilenet}, against the better MirroredStrategy", 1.4, cases[mobilenet], both),
         _against(f"a loop, {small}, against the better MirroredStrategy", 1.2, cases[small], both),
+    ]
+
+
+def _equality_rows(cases: dict) -> list[tuple[str, str, str, bool]]:
+    return [
+        (f"comparing replicas every 100 steps, {case}", "<= 1 %", f"{row['percent']:.2f} %", row["percent"] <= 1)
+        for case, row in cases.items()
     ]
 
 

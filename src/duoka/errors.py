@@ -6,12 +6,14 @@ DuokaError                  what happened, why, what to do
 ├── TopologyError           replicas and workers that do not fit together
 ├── LaunchError             workers cannot be started from here
 ├── MismatchError           workers called different things, or with different shapes
+│   └── ReplicasDiffer      their weights have drifted apart, and none has a majority (exit code 76)
 ├── WorkerLost              a worker died and its part cannot be made up for
 ├── WorkerLeft              a worker finished its script while others wait for it
 ├── WorkerFailed            another worker's code raised where this one waited for it
 ├── CannotJoin              a worker in the place of a lost one whose script does not fit to the run
 ├── CheckpointError         a state that cannot be saved, or a file that cannot be loaded
 │   └── CheckpointDamaged   files that are not what Duoka has written          (exit code 65)
+├── JournalError            a journal that cannot be read, or two that cannot be compared (exit code 2)
 └── DeadlineExceeded        somebody did not arrive in time                   (exit code 75)
 Stopped (BaseException)     the run is ending; not caught by ``except Exception``
 """
@@ -82,6 +84,14 @@ class CheckpointError(DuokaError):
 
 class CheckpointDamaged(CheckpointError):
     exit_code = 65
+
+
+class JournalError(DuokaError):
+    exit_code = 2
+
+
+class ReplicasDiffer(MismatchError):
+    exit_code = 76
 
 
 class DeadlineExceeded(DuokaError):

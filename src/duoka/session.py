@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import duoka
@@ -27,12 +28,14 @@ from duoka.devices.memory_limit import limit_memory
 from duoka.devices.settings import keep_first_gpus, limit_devices, read_settings
 from duoka.devices.virtual import choose
 from duoka.errors import LaunchError
+from duoka.events import listen
 from duoka.frameworks.native_device import native_device
 from duoka.frameworks.recognise import framework_of
 from duoka.frameworks.saving import list_codecs
 from duoka.frameworks.starting import start_imported_frameworks
 from duoka.here import list_here, place_softly
 from duoka.monitor.displays import open_display
+from duoka.monitor.journal import FILE_NAME, Journal
 from duoka.monitor.progress import Display, Position, Progress
 from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.configuration import configure_everything
@@ -212,6 +215,8 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
         read_flag(getattr(request, name), name)
     for name in ("exact", "allow_growth", "share_reading"):
         read_flag(getattr(request, name), name, can_be_none=True)
+    if request.check_every is not None:
+        read_whole_number(request.check_every, "check_every", least=0)
     place_softly(request.soft_placement)
     session = _connect(request)
     if request.log_placement and isinstance(session, WorkerSession):
@@ -370,8 +375,24 @@ def _join(attached: Attachment) -> WorkerSession:
             collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
+        if identity.run_directory:
+            _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])
     return _sessions[os.getpid()]
+
+
+def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None:
+    """Every worker listens, and the main one writes."""
+
+    def standing() -> dict[str, Any]:
+        return {"generation": collective.meeting.membership.generation, "workers": list(collective.workers)}
+
+    run = {"replicas": plan.num_replicas, "seed": plan.seed, "threads": plan.threads, "duoka": duoka.__version__}
+
+    def is_main() -> bool:
+        return collective.worker == collective.main
+
+    listen(Journal(directory / FILE_NAME, run, standing, is_main, say).see)
 
 
 def _alone(plan: Plan) -> WorkerSession:

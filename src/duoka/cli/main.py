@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import duoka
 from duoka.errors import DuokaError
 
-VERBS = ("run", "devices")
+VERBS = ("run", "devices", "verify")
 _HELP = {
     "run": "run a script on several devices",
     "devices": "list what can compute here",
+    "verify": "compare the weights of two runs, step by step",
 }
 
 

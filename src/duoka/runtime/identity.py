@@ -25,6 +25,7 @@ class Identity:
     chronicle: int
     parcel: int
     plan: str
+    run_directory: str = ""  # where the run keeps its files; empty: it has none
     columns: int = 0  # the width of the terminal that shows what this worker prints; 0: there is none
     generation: int = 0
     members: tuple[int, ...] | None = None  # whom a newcomer wants to join; None: this worker is one of the first

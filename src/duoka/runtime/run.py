@@ -52,7 +52,7 @@ def run_script(plan: Plan, command: Command) -> int:
         say(note)
     say(f"{describe_plan(plan)}; logs in {_short(run_directory.path, command.directory)}")
     logs = Logs(run_directory.path, say)
-    supervisor = Supervisor(plan, ScriptStarter(plan, command, os.environ), fold, logs, say)
+    supervisor = Supervisor(plan, ScriptStarter(plan, command, os.environ, run_directory.path), fold, logs, say)
     outcome = supervisor.run(signals.wakeup, signals.next)
     ending = describe_ending(outcome, plan)
     if ending.line:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from duoka.runtime.command import Command
 from duoka.runtime.environment import worker_environment
@@ -22,7 +23,13 @@ _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 
 
 def _identity(
-    plan: Plan, worker: int, plumbing: Plumbing, link: int, joins: Membership | None, columns: int = 0
+    plan: Plan,
+    worker: int,
+    plumbing: Plumbing,
+    link: int,
+    joins: Membership | None,
+    run_directory: str = "",
+    columns: int = 0,
 ) -> Identity:
     return Identity(
         worker=worker,
@@ -35,6 +42,7 @@ def _identity(
         chronicle=plumbing.chronicle,
         parcel=plumbing.parcel,
         plan=plan.to_json(),
+        run_directory=run_directory,
         columns=columns,
         generation=0 if joins is None else joins.generation,
         members=None if joins is None else joins.workers,
@@ -42,13 +50,16 @@ def _identity(
 
 
 class ScriptStarter:
-    def __init__(self, plan: Plan, command: Command, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: Plan, command: Command, environ: Mapping[str, str], run_directory: Path | None = None
+    ) -> None:
         self._plan, self._command, self._environ = plan, command, environ
+        self._run_directory = "" if run_directory is None else str(run_directory)
 
     def __call__(
         self, worker: int, plumbing: Plumbing, link: int, keep_out: Sequence[int], joins: Membership | None = None
     ) -> Started:
-        identity = _identity(self._plan, worker, plumbing, link, joins, count_columns())
+        identity = _identity(self._plan, worker, plumbing, link, joins, self._run_directory, count_columns())
         environ = worker_environment(self._environ, self._plan, worker) | {VARIABLE: identity.to_json()}
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         # Held back until the worker is ready for it: Python shows an interrupt during its start as a crash.

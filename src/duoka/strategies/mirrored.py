@@ -47,6 +47,7 @@ class Mirrored(Loops):
         allow_growth: bool | None = None,
         device_count: Mapping[str, int] | None = None,
         respawn: bool = True,
+        check_every: int | None = 100,
     ) -> None:
         request = Request(
             devices=devices,
@@ -64,6 +65,7 @@ class Mirrored(Loops):
             allow_growth=allow_growth,
             device_count=device_count,
             respawn=respawn,
+            check_every=check_every,
         )
         self._options = request.options
         self._session: Session = type(self).connect(request)

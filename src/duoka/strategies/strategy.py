@@ -31,10 +31,17 @@ class Request:
     allow_growth: bool | None = None
     device_count: Mapping[str, int] | None = None
     respawn: bool = True
+    check_every: int | None = 100
 
     @property
     def options(self) -> Options:
-        return Options(self.exact, self.sync_batchnorm, self.share_reading, log_placement=self.log_placement)
+        return Options(
+            self.exact,
+            self.sync_batchnorm,
+            self.share_reading,
+            log_placement=self.log_placement,
+            check_every=self.check_every,
+        )
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Options:
     transport: str = "shm"
     sees_only_its_card: bool = True  # a worker of a run does; a process alone sees all of them
     log_placement: bool = False
+    check_every: int | None = 100  # steps between two checks that replicas are equal; 0 and None: never
 
 
 class Evaluation(Protocol):

@@ -11,6 +11,7 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.backends import BACKENDS
@@ -58,6 +59,7 @@ class KerasAdapter:
         self._progress = Progress()
         self.tell_once = Telling(collective).tell_once
         self._placement_log = make_placement_log(collective, device, self.options)
+        self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self.evaluation = NoEvaluation()
         self.tensors = PlainTensors()
         if len(collective.workers) > 1:
@@ -92,6 +94,7 @@ class KerasAdapter:
             share_reading=self.options.share_reading,
             placement_log=self._placement_log,
             readings=self._readings,
+            checks=self.checks,
         ).attach()
         if keras.backend.backend() == "tensorflow":  # where updates are compiled that nobody asked to compile
             watch_choice(model)

@@ -11,6 +11,7 @@ import keras
 
 from duoka.collectives.collective import Collective
 from duoka.frameworks.exchange.agreement import hear_all
+from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.backends import load_backend, load_restarting
@@ -25,6 +26,7 @@ from duoka.frameworks.keras.seeds_of_replicas import seed_variables
 from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.source import naming, source_of
 from duoka.frameworks.keras.start import agree_on_start
+from duoka.frameworks.keras.state import KerasState
 from duoka.frameworks.keras.step_placement import log_fit_placement
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
@@ -61,6 +63,7 @@ class Attachment:
         sync_batchnorm: bool = False,
         share_reading: bool | None = None,
         readings: Kept[SharedReading],
+        checks: Checks,
         placement_log: PlacementLog | None = None,
     ) -> None:
         self._model, self._collective = model, collective
@@ -70,7 +73,8 @@ class Attachment:
         self._sync_batchnorm, self._share_reading, self._readings = sync_batchnorm, share_reading, readings
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
-        self._equality = Equality(model, collective)
+        self._checks = checks
+        self._equality = Equality(model, collective, self._check)
         self._own_test_function: Any = None  # this worker's
         self._shared_test_function: Any = None
 
@@ -250,9 +254,9 @@ class Attachment:
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
             first = self._build(next(batches))
             with log_fit_placement(log, self._model, lambda: backend.programs, lambda: course.state):
-                logs = course.run(first, state)
+                logs = course.run(first, self._keep_equal(state) if is_training else state)
             for batch in _some(batches, num_batches - 1):
-                logs = course.run(batch, course.state)
+                logs = course.run(batch, self._keep_equal(course.state) if is_training else course.state)
             if is_training:
                 self._equality.see_batch(course.state, is_fitting=self._is_fitting)
             return logs, course.state
@@ -260,6 +264,21 @@ class Attachment:
         if name == "jax":
             return run_with_state
         return (lambda batches: run(iter(batches))) if name == "torch" else run
+
+    def _keep_equal(self, state: Any) -> Any:
+        """Between two steps: compare replicas when it is time. Gives the state to go on with (see KerasState)."""
+        looked_at: list[KerasState] = []
+
+        def look() -> KerasState:
+            looked_at.append(KerasState(self._model, state))
+            return looked_at[0]
+
+        self._checks.at_border(self._progress.step, look)
+        return looked_at[0].state if looked_at else state
+
+    def _check(self) -> None:
+        """Outside of a batch, where variables have their values."""
+        self._checks.check(self._progress.step, KerasState(self._model))
 
     def _build(self, batch: Any) -> Any:
         """On TensorFlow it is the first batch that shows the shapes: from here on all variables exist."""

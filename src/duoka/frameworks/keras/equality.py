@@ -6,14 +6,14 @@ What steps do keeps them equal. A callback, the script, or a step that writes be
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
-from duoka.errors import MismatchError
+from duoka.errors import MismatchError, ReplicasDiffer
 from duoka.frameworks.exchange.agreement import hear_all
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables
 from duoka.frameworks.keras.start import read_value
@@ -24,8 +24,9 @@ _EVERY = 16  # calls of train_on_batch, and more often at first: only `fit` has 
 class Equality:
     """Of one model's weights and other state, without seeds. The optimizer's slots show in the weights."""
 
-    def __init__(self, model: Any, collective: Collective) -> None:
-        self._model, self._collective = model, collective
+    def __init__(self, model: Any, collective: Collective, check: Callable[[], None]) -> None:
+        """`check` names and heals a worker that has drifted, where the others are a majority."""
+        self._model, self._collective, self._check = model, collective, check
         self._num_calls = 0
         self._digests = np.empty(0, np.uint32)
 
@@ -53,9 +54,12 @@ class Equality:
         self._digests = np.array(digests, np.uint32)
         return zlib.crc32(self._digests.data).to_bytes(4, "little")
 
-    def compare(self, notes: Sequence[bytes], when: str) -> None:
+    def compare(self, notes: Sequence[bytes], when: str, *, can_heal: bool = False) -> None:
         """All workers call it, with what each replica's worker has noted."""
         if len(set(notes)) == 1:
+            return
+        if can_heal and len(self._collective.workers) > 2:
+            self._check()
             return
         first, *others = self._collective.all_gather([self._digests] * len(self._collective.replicas))
         owner = self._collective.placement.owner
@@ -71,7 +75,7 @@ class Equality:
 
     def _refuse(self, place: int, first_worker: int, worker: int, when: str) -> None:
         variables = [*self._model.trainable_variables, *self._model.non_trainable_variables]
-        raise MismatchError(
+        raise ReplicasDiffer(
             f"{variables[place].path} is not the same on workers {first_worker} and {worker}, {when}.",
             why="something has changed it on some workers only, or differently: a callback, the script, or a train_step"
             " that writes to it by itself (torch.optim, tensors in place).",

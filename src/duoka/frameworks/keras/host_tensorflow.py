@@ -34,6 +34,11 @@ class TensorFlowHost(Host):
             result.set_shape(shape)
         return results
 
+    @property
+    def is_first_in_graph(self) -> bool:
+        """Whether nothing has been called out of the graph that is being built."""
+        return self._last[0] is not tf.compat.v1.get_default_graph()
+
     def follow(self, operation: Any) -> None:
         """In the graph that is being built, the next call comes after this."""
         self._last = (tf.compat.v1.get_default_graph(), operation)

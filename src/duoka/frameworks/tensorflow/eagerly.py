@@ -18,6 +18,7 @@ from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.randomness import say_random, state_of_replica, watching_random_operations
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
+from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Turns
 from duoka.frameworks.tensorflow.variables import (
@@ -41,9 +42,11 @@ class EagerRun:
         strategy: Any,
         tell: Callable[[str], None],
         agree: Callable[[Sequence[Any]], bool],
+        trained: Trained,
         middle: Middle | None,
     ) -> None:
         self._turns, self._strategy, self._tell, self._agree, self._middle = turns, strategy, tell, agree, middle
+        self._trained = trained
         self._known: list[Any] = []  # variables that the first replica has read
         self._before: dict[int, tuple[Any, Any]] = {}  # variables that were written to, and their values
         self._seeds: dict[int, Any] = {}
@@ -62,6 +65,7 @@ class EagerRun:
             replica, left = int(position[0]), self._leave(step)
             position, factors = self._turns.deposit(replica, step.contents, left, float(step.rate))
         assert step is not None
+        step.tell_trained(self._trained)
         return self._finish(step)
 
     def _compute(

@@ -32,6 +32,7 @@ from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.randomness import say_random
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
+from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.step import Step, distinct, trained_by
 from duoka.frameworks.tensorflow.turns import NOBODY, Result, Turns
 from duoka.frameworks.tensorflow.variables import (
@@ -57,25 +58,29 @@ class GraphRun:
         strategy: Any,
         tell: Callable[[str], None],
         agree: Callable[[Sequence[Any]], bool],
+        trained: Trained,
         middle: Middle | None,
     ) -> None:
         self._turns, self._host, self._strategy, self._tell, self._agree = turns, host, strategy, tell, agree
-        self._middle = middle
+        self._trained, self._middle = trained, middle
         self._owners: list[Any] = []
 
     def run(self, function: Callable[..., Any], name: str, arguments: Arguments, *, jit_compile: Any = None) -> Any:
         body, step = self._trace(function, name, arguments, jit_compile)
         with tf.init_scope():
             self._agree(distinct([*step.variables, *variables_of(body.graph)]))  # those that are only read, too
+        step.tell_trained(self._trained)
         before = {id(variable): tf.identity(variable) for variable in step.written}
         seeds = [before[id(seed)] for seed in step.seeds]
         needs = [*_NEEDS, *((list(seed.shape), seed.dtype.name) for seed in step.seeds)]
         total_rows = tf.cast(arguments.count_rows(self._strategy.replicas), tf.int64)
 
+        is_first = self._host.is_first_in_graph
+
         def begin(total_rows: Array, *arrays: Array) -> list[Array]:
             rows, states = arrays[: len(arguments.rows)], arrays[len(arguments.rows) :]
             arguments.compare({len(part) for part in rows})
-            return self._turns.begin(int(total_rows), data.digest(list(rows)), states)
+            return self._turns.begin(int(total_rows), data.digest(list(rows)), states, is_at_border=is_first)
 
         first = self._host.call(begin, [total_rows, *arguments.rows, *seeds], needs)
         like = self._like(step)

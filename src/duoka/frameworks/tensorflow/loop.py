@@ -14,6 +14,7 @@ from duoka.collectives.collective import Collective
 from duoka.data.shares import share
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
@@ -28,6 +29,7 @@ from duoka.frameworks.tensorflow.losses import Losses, weigh_rows
 from duoka.frameworks.tensorflow.middle import Middle, Reasons, refuse_more_replicas
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, entered, get_replica_context, is_open
+from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
 from duoka.frameworks.tensorflow.turns import Progress, Turns
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts, Rows, is_each, split_parts
@@ -36,7 +38,13 @@ from duoka.strategies.strategy import Options
 
 class Loop:
     def __init__(
-        self, collective: Collective, strategy: Any, placement_log: PlacementLog | None, *, sync_batchnorm: bool
+        self,
+        collective: Collective,
+        strategy: Any,
+        placement_log: PlacementLog | None,
+        *,
+        sync_batchnorm: bool,
+        check_every: int | None = None,
     ) -> None:
         self._collective, self._strategy, self._sync_batchnorm = collective, strategy, sync_batchnorm
         self._placement_log = placement_log
@@ -48,7 +56,11 @@ class Loop:
             why_lost="the step exchanges at each update, so that lost rows cannot be computed again.",
             do_when_lost="start again from the last checkpoint.",
         )
-        self._turns = Turns(collective, Memory(collective), wire, self.progress, self.tell_once, self._see_end)
+        self._turns = Turns(
+            collective, Memory(collective), wire, self.progress, self.tell_once, self._see_begin, self._see_end
+        )
+        self.checks = Checks(collective, check_every, self.tell_once)
+        self._trained = Trained()
         self._host = TensorFlowHost(wire)
         self._middle = Middle(wire, self._host)
         self._cannot_wait = Reasons()
@@ -108,7 +120,9 @@ class Loop:
             self._watching.enter_context(log_step_placement(self._placement_log, self._agreed.values))
 
         def run(middle: Middle | None) -> Any:
-            graph = GraphRun(self._turns, self._host, self._strategy, self.tell_once, self._agree, middle)
+            graph = GraphRun(
+                self._turns, self._host, self._strategy, self.tell_once, self._agree, self._trained, middle
+            )
             return graph.run(converted, _name_of(function), arguments, jit_compile=jit_compile)
 
         return self._waiting(function, run)
@@ -117,11 +131,14 @@ class Loop:
         arguments = Arguments(args, kwargs, self.tell_once)
 
         def run(middle: Middle | None) -> Any:
-            eager = EagerRun(self._turns, self._strategy, self.tell_once, self._agree, middle)
+            eager = EagerRun(self._turns, self._strategy, self.tell_once, self._agree, self._trained, middle)
             with log_step_placement(self._placement_log, self._agreed.values):
                 return eager.run(function, _name_of(function), arguments)
 
         return self._waiting(function, run)
+
+    def _see_begin(self) -> None:
+        self.checks.at_some_border(self.progress.step, self._trained.state)
 
     def _see_end(self) -> None:
         self._watching.close()
@@ -364,4 +381,5 @@ def make_loop(collective: Collective, strategy: Any, device: Device, options: Op
     log = make_placement_log(collective, device, options)
     if collective.joining is not None:
         collective.joining.refuse("TensorFlow loops cannot take in a worker yet")
-    return Loop(collective, strategy, log, sync_batchnorm=options.sync_batchnorm)
+    sync_batchnorm, check_every = options.sync_batchnorm, options.check_every
+    return Loop(collective, strategy, log, sync_batchnorm=sync_batchnorm, check_every=check_every)

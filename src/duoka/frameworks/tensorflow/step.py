@@ -15,6 +15,7 @@ from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.tensorflow.compiled_update import apply_compiled
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.recording import Update, slots_of
+from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.turns import Contents
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts
 from duoka.frameworks.tensorflow.variables import Merge, is_undeclared, raw
@@ -76,6 +77,10 @@ class Step:
     def variables(self) -> list[Any]:
         """All that must be the same on all workers before the first step, each once."""
         return distinct([*trained_by(self._all_updates), *self.written])
+
+    def tell_trained(self, trained: Trained) -> None:
+        """What this step trains belongs to what must stay equal."""
+        trained.see(self._all_updates, self.moving)
 
     @property
     def rate(self) -> Any:

@@ -58,8 +58,10 @@ class Turns:
         wire: Wire,
         progress: Progress,
         tell: Callable[[str], None],
+        see_begin: Callable[[], None],
         see_end: Callable[[], None],
     ) -> None:
+        self._see_begin = see_begin  # of a run, where all that came before it is done
         self._see_end = see_end  # of each run, before the next one
         self._collective, self._memory, self._progress, self._tell = collective, memory, progress, tell
         self._wire = wire  # for steps that exchange in their middle: it knows the rows
@@ -76,9 +78,16 @@ class Turns:
         self._total: Total | None = None
         self._parts: dict[int, list[Array]] = {}
 
-    def begin(self, total_rows: int, data: int, seeds: Sequence[Array] = ()) -> list[Array]:
-        """A global batch: what the first replica needs. `data` is a digest of it, `seeds` the states of generators."""
+    def begin(
+        self, total_rows: int, data: int, seeds: Sequence[Array] = (), *, is_at_border: bool = True
+    ) -> list[Array]:
+        """A global batch: what the first replica needs. `data` is a digest of it, `seeds` the states of generators.
+
+        In the middle of a graph, updates that came before may still be under way: that is no border.
+        """
         self.end()
+        if is_at_border:
+            self._see_begin()
         if total_rows == 0:
             raise MismatchError("strategy.run was given a batch without rows.", do="leave empty batches out.")
         self._progress.rows = total_rows

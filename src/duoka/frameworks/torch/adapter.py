@@ -16,6 +16,7 @@ from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
+from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.telling import Telling
 from duoka.frameworks.torch.accumulation import Accumulation
@@ -55,6 +56,7 @@ class TorchAdapter:
         self.tell_once = Telling(collective).tell_once
         self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once)
         self.tensors = Tensors(device)
+        self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self._num_schedulers = self._num_scalers = 0
         self._prepared: dict[int, Any] = {}
         self._contributions = Contributions()
@@ -66,6 +68,8 @@ class TorchAdapter:
             self._contributions,
             self.evaluation,
             self._models,
+            self._optimizers,
+            self.checks,
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
         )

@@ -11,6 +11,7 @@ from torch import nn
 from duoka.collectives.collective import Collective
 from duoka.data.shares import share
 from duoka.errors import DuokaError, MismatchError
+from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
@@ -18,6 +19,7 @@ from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.note import compare_stories
 from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.sparse import sparse_parameters
+from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.statistics import Statistics, is_batch_norm
 
 
@@ -30,6 +32,8 @@ class Course:
         contributions: Contributions,
         evaluation: Evaluation,
         models: list[nn.Module],
+        optimizers: list[Any],
+        checks: Checks,
         tell_once: Callable[[str], None],
         *,
         is_synced: bool,
@@ -39,7 +43,7 @@ class Course:
         self._gradients = gradients
         self._contributions = contributions
         self.evaluation = evaluation
-        self._models = models
+        self._models, self._optimizers, self._checks = models, optimizers, checks
         self.tell_once = tell_once
         self._is_synced = is_synced
         self._signature: tuple[Any, ...] = ()
@@ -60,6 +64,8 @@ class Course:
         self.rescan()
         self._calls = None
         if self._loop.is_managed:
+            if not self._gradients.accumulation.batches_before:
+                self._checks.at_border(self._loop.step, lambda: TorchState(self._models, self._optimizers))
             fix_shapes()
             self._check_single_rows(num_rows)
             self._loop.is_due = self._gradients.accumulation.is_due(is_last)

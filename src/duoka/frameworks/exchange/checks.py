@@ -1,0 +1,181 @@
+"""Replicas stay equal: every so many steps workers compare digests of weights and optimizer state.
+
+A worker that has drifted (a bit that flipped in its memory, code that changed weights there only) is named with the
+first tensor that differs, and given the values of the others, if they are more than half of all. It happens between two
+steps, so that from the next one on everybody computes from the same weights again.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+from duoka.collectives.collective import Collective
+from duoka.collectives.joining import unrecorded
+from duoka.errors import ReplicasDiffer
+from duoka.events import Checked, Healed, Parted, emit, is_anybody_listening
+from duoka.frameworks.exchange.agreement import hear_all
+from duoka.frameworks.exchange.digest import combine, digest_bytes
+from duoka.frameworks.exchange.healing import Rows, gather_rows, take_bytes
+from duoka.frameworks.structure import raise_difference
+
+_NOTE = struct.Struct("<16s16s")  # digests: of what there is, and of the bits
+
+
+class State(Protocol):
+    """Tensors that all workers must have alike, in an order that is the same everywhere."""
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """One for each: "name: shape and type"."""
+        ...
+
+    def read(self, place: int) -> Array:
+        """Its bits, as a flat array of bytes: read only, until the next call."""
+        ...
+
+    def write(self, place: int, data: Array) -> None: ...
+
+
+class Checks:
+    def __init__(
+        self,
+        collective: Collective,
+        every: int | None,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._collective, self._tell, self._clock = collective, tell, clock
+        self._every = every or 0
+        self._last_end = clock()
+        self.agreed_step: int | None = None  # the newest step at whose begin all workers were equal
+
+    def at_border(self, step: int, get_state: Callable[[], State]) -> None:
+        """Everything of the steps before is done, on all workers, and nothing of this one has begun."""
+        if self._every and step % self._every == 0:
+            self._look(step, get_state)
+
+    def at_some_border(self, step: int, get_state: Callable[[], State]) -> None:
+        """For loops that do not come by at every border: the first one from a due step on counts."""
+        if self._every and (self.agreed_step is None or step // self._every > self.agreed_step // self._every):
+            self._look(step, get_state)
+
+    def _look(self, step: int, get_state: Callable[[], State]) -> None:
+        if step == 0:
+            self._note_start(get_state)
+        elif len(self._collective.workers) > 1 or is_anybody_listening():
+            self.check(step, get_state())
+        else:
+            self.agreed_step = step
+
+    def _note_start(self, get_state: Callable[[], State]) -> None:
+        """All workers have just been given the same values."""
+        start, self.agreed_step = self._clock(), 0
+        state = get_state() if is_anybody_listening() else None
+        if state is not None and state.lines:
+            self._report(0, combine(_kinds_of(state), _digest(state)), start)
+
+    def check(self, step: int, state: State) -> None:
+        """All workers call it. Raises ReplicasDiffer where nobody can say which values are right."""
+        start = self._clock()
+        kinds, row = _kinds_of(state), _digest(state)
+        digest = combine(kinds, row)
+        with unrecorded(self._collective.joining):
+            if len(self._collective.workers) > 1 and not self._agree(step, state, kinds, digest):
+                row = self._mend(step, state, row)
+                digest = combine(kinds, row)
+        self.agreed_step = step
+        self._report(step, digest, start)
+
+    def _agree(self, step: int, state: State, kinds: Sequence[str], digest: str) -> bool:
+        note = _NOTE.pack(combine(kinds, np.empty(0, np.uint64)).encode(), digest.encode())
+        notes = [_NOTE.unpack(each) for each in hear_all(self._collective, note, f"of weights before step {step}")]
+        if len({what for what, _ in notes}) > 1:
+            raise_difference(state.lines, self._collective, compared=_without_name)
+        return len({bits for _, bits in notes}) == 1
+
+    def _report(self, step: int, digest: str, start: float) -> None:
+        end = self._clock()
+        since, self._last_end = end - self._last_end, end
+        emit(Checked(step, digest, round(end - start, 6), round((end - start) / max(since, 1e-9), 6)))
+
+    def _mend(self, step: int, state: State, row: Array) -> Array:
+        """Returns this worker's row as it is afterwards."""
+        rows = gather_rows(self._collective, row, f"of the digests of all tensors before step {step}")
+        groups: dict[bytes, list[int]] = {}
+        for worker, each in sorted(rows.of_worker.items()):
+            groups.setdefault(each.tobytes(), []).append(worker)
+        if len(groups) == 1:
+            return row  # the one that differed has been lost meanwhile
+        right = max(groups.values(), key=len)
+        places = _differing(rows, right)
+        name = state.lines[places[0]].rpartition(": ")[0]
+        if 2 * len(right) <= len(rows.of_worker):
+            self._give_up(step, name, list(groups.values()))
+        for place in places:
+            taken = take_bytes(self._collective, state.read(place), right, rows.speakers, f"of {state.lines[place]}")
+            if self._collective.worker not in right:
+                state.write(place, taken)
+        self._tell_of_healing(step, name, sorted(set(rows.of_worker) - set(right)), right, len(places), len(row))
+        return rows.of_worker[right[0]]
+
+    def _give_up(self, step: int, name: str, groups: Sequence[Sequence[int]]) -> None:
+        emit(Parted(step, name))
+        listing = "; ".join(_name(group) for group in groups)
+        raise ReplicasDiffer(
+            f"Before step {step} the replicas are no longer equal: {name} is not the same on workers {groups[0][0]} and"
+            f" {groups[1][0]}.",
+            why=f"nobody has a majority, so that nobody can say which values are right (equal are: {listing})."
+            f" {self._since()} Memory with a flipped bit does this, or code that changes weights on some workers only.",
+            do="start the run again: it goes on from the last checkpoint. With three workers or more one that drifts"
+            " is given the others' values.",
+        )
+
+    def _tell_of_healing(
+        self, step: int, name: str, drifted: Sequence[int], right: Sequence[int], num_places: int, num_all: int
+    ) -> None:
+        emit(Healed(step, tuple(drifted), name, num_places))
+        self._tell(
+            f"before step {step}, {_name(drifted)} had other values than {_name(right)}, first in {name}; it was given"
+            f" theirs ({num_places} of {num_all} tensors). {self._since()} Gradients that it computed from wrong"
+            " weights since then are in everybody's, equally; start from a checkpoint to undo that"
+        )
+
+    def _since(self) -> str:
+        last = "not yet checked" if self.agreed_step is None else f"at step {self.agreed_step}"
+        return f"The last check that agreed: {last}."
+
+
+def _kinds_of(state: State) -> list[str]:
+    """Types and shapes. Names may differ: a worker that has made other models before has counted on."""
+    return [_without_name(line) for line in state.lines]
+
+
+def _without_name(line: str) -> str:
+    return line.rpartition(": ")[2]
+
+
+def _digest(state: State) -> Array:
+    return np.array([digest_bytes(state.read(place)) for place in range(len(state.lines))], np.uint64)
+
+
+def _differing(rows: Rows, right: Sequence[int]) -> list[int]:
+    """The places at which anybody differs from those that are right."""
+    reference = rows.of_worker[right[0]]
+    differs: Any = np.zeros(len(reference), bool)
+    for row in rows.of_worker.values():
+        differs |= row != reference
+    return [int(place) for place in np.flatnonzero(differs)]
+
+
+def _name(workers: Sequence[int]) -> str:
+    """
+    >>> _name([2]), _name([0, 1])
+    ('worker 2', 'workers 0, 1')
+    """
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"

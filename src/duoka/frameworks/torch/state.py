@@ -1,0 +1,77 @@
+"""The tensors of models and optimizers by name, as bits: what must be equal on all workers between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from duoka.collectives.arrays import Array
+
+
+class _Place(NamedTuple):
+    holder: Any  # None for a tensor that is written in place, else the dictionary that holds a number
+    key: Any
+    value: Any
+
+
+class TorchState:
+    """As it is now: made anew for each look, because optimizers make their tensors with the first step."""
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        self.lines: list[str] = []
+        self._places: list[_Place] = []
+        names: dict[int, str] = {}
+        for name, tensor in _tensors_of(models):
+            if id(tensor) not in names:
+                names[id(tensor)] = name
+                self._add(name, _Place(None, None, tensor.detach()))
+        for number, optimizer in enumerate(optimizers, 1):
+            self._add_optimizer(f"optimizer {number}", optimizer, names)
+
+    def _add_optimizer(self, title: str, optimizer: Any, names: dict[int, str]) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for position, parameter in enumerate(parameters):
+            state = optimizer.state.get(parameter, {})
+            owner = names.get(id(parameter), f"parameter {position}")
+            for key in sorted(state, key=str):
+                if isinstance(state[key], (torch.Tensor, int, float)):
+                    holder = None if isinstance(state[key], torch.Tensor) else state
+                    self._add(f"{key} of {owner} in {title}", _Place(holder, key, state[key]))
+
+    def _add(self, name: str, place: _Place) -> None:
+        value = place.value
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_quantized:
+                return
+            self.lines.append(f"{name}: {tuple(value.shape)} {value.dtype}")
+        else:
+            self.lines.append(f"{name}: {type(value).__name__}")
+        self._places.append(place)
+
+    def read(self, place: int) -> Array:
+        value = self._places[place].value
+        if not isinstance(value, torch.Tensor):
+            return np.array([value], np.int64 if isinstance(value, int) else np.float64).view(np.uint8)
+        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        array: Array = flat.view(torch.uint8).numpy()
+        return array
+
+    def write(self, place: int, data: Array) -> None:
+        holder, key, value = self._places[place]
+        if isinstance(value, torch.Tensor):
+            given = torch.from_numpy(data.copy()).view(value.dtype).reshape(value.shape)
+            with torch.no_grad():
+                value.copy_(given)
+        else:
+            kind = np.int64 if isinstance(value, int) else np.float64
+            holder[key] = type(value)(data.view(kind)[0])
+
+
+def _tensors_of(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    for model in models:
+        yield from model.named_parameters()
+        yield from model.named_buffers()
