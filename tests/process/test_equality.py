@@ -154,7 +154,7 @@ SCRIPT = """
     from torch.utils.data import DataLoader, TensorDataset
 
     rate, kill_at = float(sys.argv[1]), int(sys.argv[2])
-    strategy = duoka.Mirrored(check_every=4, respawn=False)
+    strategy = duoka.Mirrored(check_every=4)
     torch.manual_seed(0)
     model = nn.Linear(6, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -172,7 +172,7 @@ SCRIPT = """
 
 
 def on_workers(num_workers: int) -> list[str]:
-    return [*DUOKA_RUN, "--devices", str(num_workers), "--replicas", "3"]
+    return [*DUOKA_RUN, "--devices", str(num_workers), "--replicas", "3", "--no-respawn"]
 
 
 def journal_of(ended) -> list[dict]:
