@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -30,9 +31,16 @@ def plan_for(num_workers: int, num_replicas: int, deadline_s: float = 20.0) -> P
     )
 
 
+@dataclass(frozen=True)
+class Told(Launched):
+    """With what Duoka itself had to say."""
+
+    said: list[str]
+
+
 def run_workers(
     num_workers: int, num_replicas: int, body: Callable[..., Any], *args: Any, deadline_s: float = 20.0
-) -> Launched:
+) -> Told:
     """Run body(collective, *args) on forked workers; what happened is returned, not raised."""
 
     def in_worker() -> Any:
@@ -41,7 +49,8 @@ def run_workers(
         return body(_join(attached).collective, *args)
 
     said: list[str] = []
-    return launch(plan_for(num_workers, num_replicas, deadline_s), in_worker, said.append)
+    launched = launch(plan_for(num_workers, num_replicas, deadline_s), in_worker, said.append)
+    return Told(launched.outcome, launched.results, said)
 
 
 def die_at(collective, number: int) -> None:

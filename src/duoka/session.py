@@ -373,6 +373,7 @@ def _join(attached: Attachment) -> WorkerSession:
         if plan.respawn and plan.num_workers > 1:
             chronicle, is_newcomer = Chronicle(identity.chronicle), identity.members is not None
             collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
+        attached.work = lambda: meeting.work
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         if identity.run_directory:

@@ -171,15 +171,14 @@ def test_others_wait_for_a_long_save_beyond_the_usual_deadline(tmp_path):
         begin = time.monotonic()
         strategy.save(sys.argv[1] + "/state", {"x": torch.ones(3)})
         print("together after three seconds:", time.monotonic() - begin > 2.9, flush=True)
-        try:
-            strategy.save(sys.argv[1] + "/state", {"x": torch.ones(3)}, deadline_s=0.5)
-        except duoka.DuokaError as error:
-            print("gave up:", type(error).__name__, flush=True)
-            raise
+        strategy.save(sys.argv[1] + "/state", {"x": torch.ones(3)}, deadline_s=0.5)
+        print("saved by", strategy.worker, flush=True)
     """
     ended = run(tmp_path, script, str(tmp_path), timeout_s=60)
     assert ended.out.count("together after three seconds: True") == 1 and "[w1] together" not in ended.out
-    assert "DeadlineExceeded" in ended.err and ended.code == 75
+    # With a deadline given, one that only sleeps in it is lost, and another one saves in its place.
+    assert ended.code == 0 and "saved by 1" in ended.out, ended.err
+    assert "worker 0 (cpu:0/v0) was stuck" in ended.err
 
 
 def test_a_worker_killed_in_the_middle_of_a_save_is_followed_by_another_one(tmp_path):

@@ -69,7 +69,17 @@ def test_other_launchers_are_recognised_when_they_started_several():
 
 def test_an_identity_counts_only_below_the_supervisor_that_wrote_it():
     identity = Identity(
-        1, supervisor=42, link=3, inbox=4, outboxes=(5, 6), board=7, arena=8, chronicle=9, parcel=10, plan="{}"
+        1,
+        supervisor=42,
+        link=3,
+        inbox=4,
+        outboxes=(5, 6),
+        board=7,
+        arena=8,
+        chronicle=9,
+        parcel=10,
+        stack=11,
+        plan="{}",
     )
     environ = {VARIABLE: identity.to_json()}
     assert read_identity(environ, parent=42) == identity

@@ -1,8 +1,8 @@
 """What every worker last said of itself, in shared memory: one row each, written by that worker alone.
 
-The rows serve two ends: after a meeting everybody compares what the others called, and an error can
-say where a missing worker was seen last. They are read only after the kernel has told us that
-something was written, or that the deadline has passed; never polled.
+The rows serve three ends: after a meeting everybody compares what the others called, an error can say where
+a missing worker was seen last, and the supervisor knows what a worker computed when it died. They are read only
+after the kernel has told us that something was written, or that the deadline has passed; never polled.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROW_BYTES = 1024
 _FIXED = struct.Struct("<qqqq")  # pid, begun calls, completed calls, committed steps
-_CALL_BYTES = (ROW_BYTES - _FIXED.size) // 2
-_CALLS = (_FIXED.size, _FIXED.size + _CALL_BYTES)
+_WORK = struct.Struct("<qqq")  # the user's step, and the replicas under way: first, and one behind the last
+_CALL_BYTES = (ROW_BYTES - _FIXED.size - _WORK.size) // 2
+_CALLS = (_FIXED.size + _WORK.size, _FIXED.size + _WORK.size + _CALL_BYTES)
 _CALL = struct.Struct("<qI")  # the offer that this worker knew of when it called, and the length of the call
 _LONGEST_CALL = _CALL_BYTES - 40
 
@@ -28,23 +30,71 @@ class Row:
     steps: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a worker computes: these replicas of a step. None of them: it has been at work for this step before."""
+
+    step: int = 0
+    start: int = 0
+    stop: int = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.stop > self.start
+
+    @classmethod
+    def of(cls, step: int, replicas: Sequence[int]) -> Work:
+        return cls(step, min(replicas), max(replicas) + 1) if replicas else cls(step)
+
+    def overlaps(self, other: Work) -> bool:
+        """
+        >>> Work(7, 2, 4).overlaps(Work(7, 3, 4)), Work(7, 2, 4).overlaps(Work(8, 2, 4)), Work(7).overlaps(Work(7))
+        (True, False, False)
+        """
+        return self.step == other.step and max(self.start, other.start) < min(self.stop, other.stop)
+
+    def __str__(self) -> str:
+        """
+        >>> str(Work(1204, 3, 4)), str(Work(7, 0, 2)), str(Work(7))
+        ('replica 3 at step 1204', 'replicas 0 to 1 at step 7', 'step 7')
+        """
+        if not self.is_under_way:
+            return f"step {self.step}"
+        last = self.stop - 1
+        replicas = f"replica {last}" if last == self.start else f"replicas {self.start} to {last}"
+        return f"{replicas} at step {self.step}"
+
+
 def board_bytes(num_workers: int) -> int:
     return num_workers * ROW_BYTES
 
 
 class Board:
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self._shared = memory
         self._memory = memoryview(memory)
 
     @classmethod
     def of_fd(cls, fd: int, num_workers: int) -> Board:
         return cls(mmap.mmap(fd, board_bytes(num_workers)))
 
+    def close(self) -> None:
+        """The mapping holds a descriptor of its own."""
+        self._memory.release()
+        if isinstance(self._shared, mmap.mmap):
+            self._shared.close()
+
     def write(self, worker: int, pid: int, begun: int, completed: int, steps: int) -> None:
         _FIXED.pack_into(self._memory, worker * ROW_BYTES, pid, begun, completed, steps)
 
     def read(self, worker: int) -> Row:
         return Row(*_FIXED.unpack_from(self._memory, worker * ROW_BYTES))
+
+    def write_work(self, worker: int, work: Work) -> None:
+        _WORK.pack_into(self._memory, worker * ROW_BYTES + _FIXED.size, work.step, work.start, work.stop)
+
+    def read_work(self, worker: int) -> Work:
+        return Work(*_WORK.unpack_from(self._memory, worker * ROW_BYTES + _FIXED.size))
 
     def write_call(self, worker: int, number: int, call: bytes, offer: int = 0) -> None:
         """What this worker calls now; two places in turn, so that a quick one never overwrites what is still read."""

@@ -132,6 +132,13 @@ class Collective(ABC):
         """
 
     @abstractmethod
+    def work_on(self, step: int, replicas: Sequence[int]) -> None:
+        """Say which replicas of which step of the user's this worker computes from now on; none after `end_step`.
+
+        An error, or what ended a worker, can then be told with its replica and step.
+        """
+
+    @abstractmethod
     def end_step(self) -> None:
         """A step border: all workers have committed the same step. After a loss, replicas are dealt anew here."""
 

@@ -1,8 +1,10 @@
-"""Workers meet: each says how far it is and sleeps until all others are as far, or the deadline passes.
+"""Workers meet: each says how far it is and sleeps until all others are as far.
 
-When a worker is lost, the supervisor interrupts the meeting. Every survivor reports the last call it
-completed, and then all get the same decision: the new generation, and the last call that anybody
-completed. The survivors of a call that somebody completed take its result; the others do it again.
+Past its deadline a wait goes on, and the supervisor watches who is missing (see `patience.py`).
+
+When a worker is lost, the supervisor interrupts the meeting. Every survivor reports the last call it completed,
+and then all get the same decision: the new generation, and the last call that anybody completed. The survivors
+of a call that somebody completed take its result; the others do it again.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from duoka.collectives.board import Board
+from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
+from duoka.collectives.patience import Link, Pace, Patience
 from duoka.errors import DeadlineExceeded, LaunchError, Stopped, WorkerLeft
 from duoka.topology.membership import Membership
 
@@ -22,14 +25,8 @@ from duoka.topology.membership import Membership
 ARRIVED, REDUCED, TAKEN = 0, 1, 2
 _BORDER_PATIENCE = 4.0  # how many times the deadline a border may take at which somebody joins: a state is copied
 _PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last result"}
-
-
-class Link(Protocol):
-    """The line to the supervisor: small JSON objects, in order."""
-
-    def send(self, message: dict[str, Any]) -> None: ...
-
-    def receive(self, timeout_s: float) -> dict[str, Any] | None: ...
+NOT_AT_BORDER = "come to the border at which a worker joins"
+UNDECIDED = "come to the end of what it was doing when a worker was lost"
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,10 @@ class Offer:
     number: int
     worker: int
     records: int
+
+
+class _Expired(Exception):
+    """The supervisor has found nobody to blame for the wait under way, which would not end by itself."""
 
 
 class Regrouped(Exception):
@@ -87,7 +88,12 @@ class Meeting:
         self.offers: dict[int, Offer] = {}  # the newest of each newcomer that was heard of
         self._since: dict[int, int] = {}  # the generations in which workers came back
         self._is_whole = membership == Membership(0, tuple(range(len(membership.workers))))
+        self._pace = Pace()
+        self._waits = 0  # numbers them, so that word about an earlier one does not count
+        self._is_asked = False  # the supervisor wants to know where this worker is
+        self.work: Work | None = None  # what this worker computes, or has computed last
         self._pid = os.getpid()
+        board.write_work(worker, Work())
         board.write(worker, self._pid, 0, 0, 0)
 
     def by_age(self, workers: Iterable[int]) -> list[int]:
@@ -115,8 +121,16 @@ class Meeting:
         self.completed = number
         self._board.write(self.worker, self._pid, number, number, self.steps)
 
+    def work_on(self, work: Work) -> None:
+        """Leave word of the replicas that are computed now: for whoever asks what killed this worker."""
+        self.work = work
+        self._board.write_work(self.worker, work)
+
     def end_step(self) -> None:
+        if self.work is not None:
+            self.work_on(Work(self.work.step))
         self.steps += 1
+        self._pace.end_step(self._clock())
         self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)
 
     def calls(self, number: int, workers: Iterable[int]) -> dict[int, bytes]:
@@ -132,32 +146,60 @@ class Meeting:
         self._mailbox.send(self._others, Message(self.worker, self.membership.generation, self._standing))
 
     def wait(self, number: int, phase: int, deadline_s: float) -> None:
-        """Sleep until all others are as far. Raises Regrouped after a loss, DeadlineExceeded, WorkerLeft."""
+        """Sleep until all others are as far, however long it takes; past the deadline the supervisor sees to that.
+
+        Raises Regrouped after a loss, WorkerLeft, and DeadlineExceeded when nobody can be blamed for the wait.
+        """
         target = 4 * number + phase
-        end = self._clock() + deadline_s
         if not self._others and not self._is_whole:
-            self._hear(
-                self._mailbox.receive(0), end
-            )  # the last one of several waits for nobody, but may be told things
-        while missing := self._missing(target):
-            gone = [w for w in missing if w in self._left]
-            # What they said before they left is in our pipe already, but perhaps not read yet.
-            remaining = 0.0 if gone else end - self._clock()
-            messages = self._mailbox.receive(remaining)
-            if gone and not messages:
-                raise self._left_error(gone[0], number)
-            if remaining <= 0 and not messages:
-                raise self._deadline_error(missing, phase, deadline_s)
-            self._hear(messages, end)
+            # The last one of several waits for nobody, but may be told things.
+            self._hear(self._mailbox.receive(0), deadline_s)
+        if not self._missing(target):
+            return
+        patience = self._begin_wait(_PHASES[phase], deadline_s)
+        try:
+            while missing := self._missing(target):
+                self._tell(patience, missing)
+                gone = [w for w in missing if w in self._left]
+                # What they said before they left is in our pipe already, but perhaps not read yet.
+                messages = self._mailbox.receive(0.0 if gone else patience.left())
+                if gone and not messages:
+                    raise self._left_error(gone[0], number)
+                self._hear(messages, deadline_s)
+        except _Expired:
+            raise self.deadline_error(number, phase, deadline_s) from None
+        finally:
+            patience.end()
+
+    def wait_at_most(self, number: int, phase: int, seconds: float) -> bool:
+        """Whether all others are as far within these seconds. Raises Regrouped after a loss."""
+        end = self._clock() + seconds
+        while self._missing(4 * number + phase):
+            messages = self._mailbox.receive(end - self._clock())
+            if not messages and self._clock() >= end:
+                return False
+            self._hear(messages, seconds)
+        return True
+
+    def _begin_wait(self, phase: str, deadline_s: float) -> Patience:
+        self._waits += 1
+        facts = {"phase": phase, "step": self.steps, "wait": self._waits}
+        return Patience(self._link, self._clock, deadline_s, self._pace.lengthen, facts)
+
+    def _tell(self, patience: Patience, missing: Sequence[int]) -> None:
+        if self._is_asked:
+            self._is_asked = False
+            patience.answer(missing)
+        patience.tell(missing)
 
     def listen(self, deadline_s: float) -> None:
         """For one who waits for something else: hear what has been said until now. Raises Regrouped after a loss."""
-        self._hear(self._mailbox.receive(0), self._clock() + deadline_s)
+        self._hear(self._mailbox.receive(0), deadline_s)
 
-    def _hear(self, messages: Iterable[Message], end: float) -> None:
+    def _hear(self, messages: Iterable[Message], deadline_s: float) -> None:
         for message in messages:
             if message.sender == WAKE:
-                self._read_link(end)
+                self._read_link(deadline_s)
             else:
                 self._progress[message.sender] = message.generation, message.progress
 
@@ -179,10 +221,10 @@ class Meeting:
         seen = ((w, *self._progress[w]) for w in self._others)
         return [w for w, generation, progress in seen if generation != now or progress < target]
 
-    def _read_link(self, end: float) -> None:
+    def _read_link(self, deadline_s: float) -> None:
         while (message := self._link.receive(0)) is not None:
             if message["kind"] == "lost":
-                raise Regrouped(self._regroup(message, end))
+                raise Regrouped(self._regroup(message, deadline_s))
             self._obey(message)
 
     def _obey(self, message: dict[str, Any]) -> None:
@@ -193,23 +235,40 @@ class Meeting:
         if message["kind"] == "offer":
             offer = Offer(int(message["number"]), int(message["worker"]), int(message["records"]))
             self.offers[offer.worker] = offer
+        if message["kind"] == "where":
+            self._is_asked = True
+        if message["kind"] == "expired" and int(message["wait"]) == self._waits:
+            raise _Expired
 
-    def _regroup(self, message: dict[str, Any], end: float) -> Decision:
-        """Report to the supervisor and wait for its decision; a further loss starts this again."""
+    def _regroup(self, message: dict[str, Any], deadline_s: float) -> Decision:
+        """Report to the supervisor and wait for its decision, which all survivors have to come for."""
+        patience = self._begin_wait(UNDECIDED, deadline_s)
+        try:
+            return self._wait_for_decision(message, patience)
+        except _Expired:
+            raise self._undecided_error() from None
+        finally:
+            patience.end()
+
+    def _wait_for_decision(self, message: dict[str, Any], patience: Patience) -> Decision:
+        generation = self._report(message)
         while True:
-            generation = int(message["generation"])
-            standing = {"completed": self.completed, "steps": self.steps}
-            self._link.send({"kind": "report", "generation": generation} | standing)
-            while True:
-                answer = self._link.receive(end - self._clock())
-                if answer is None:
-                    raise self._undecided_error()
-                if answer["kind"] == "lost":
-                    message = answer
-                    break
-                if answer["kind"] == "decided" and int(answer["generation"]) == generation:
-                    return self._adopt(answer)
+            self._tell(patience, ())
+            answer = self._link.receive(patience.left())
+            if answer is None:
+                continue
+            if answer["kind"] == "lost":
+                generation = self._report(answer)  # a further loss: once more
+            elif answer["kind"] == "decided" and int(answer["generation"]) == generation:
+                return self._adopt(answer)
+            else:
                 self._obey(answer)
+
+    def _report(self, message: dict[str, Any]) -> int:
+        generation = int(message["generation"])
+        standing = {"completed": self.completed, "steps": self.steps}
+        self._link.send({"kind": "report", "generation": generation} | standing)
+        return generation
 
     # Joining; see joining.py.
 
@@ -230,11 +289,23 @@ class Meeting:
         """
         standing = {"completed": self.completed, "steps": self.steps, "deadline_s": deadline_s}
         deadline_s *= _BORDER_PATIENCE
-        end = self._clock() + deadline_s
         self._link.send({"kind": "border", "offer": offer, "generation": self.membership.generation} | standing)
-        while (answer := self._link.receive(end - self._clock())) is not None:
+        patience = self._begin_wait(NOT_AT_BORDER, deadline_s)
+        try:
+            return self._stand_at_border(offer, give, patience, deadline_s)
+        except _Expired:
+            raise self._border_error(deadline_s) from None
+        finally:
+            patience.end()
+
+    def _stand_at_border(self, offer: int, give: Callable[[], None], patience: Patience, deadline_s: float) -> bool:
+        while True:
+            self._tell(patience, ())
+            answer = self._link.receive(patience.left())
+            if answer is None:
+                continue
             if answer["kind"] == "lost":
-                raise Regrouped(self._regroup(answer, end))
+                raise Regrouped(self._regroup(answer, deadline_s))
             if answer["kind"] == "give":
                 self._link.send({"kind": "given", "offer": answer["offer"], "reason": _try(give)})
             elif answer["kind"] in ("joined", "refused") and int(answer["offer"]) == offer:
@@ -244,7 +315,6 @@ class Meeting:
                 return answer["kind"] == "joined"
             else:
                 self._obey(answer)
-        raise self._border_error(deadline_s)
 
     def enter(self, message: dict[str, Any]) -> None:
         """This newcomer is a member now, as far as the others are."""

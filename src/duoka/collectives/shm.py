@@ -16,6 +16,7 @@ import numpy as np
 from duoka.collectives.answers import Answers, Pack, Replayed, T, Unpack
 from duoka.collectives.arena import Arena
 from duoka.collectives.arrays import Array, add, as_array, sum_dtype, weigh
+from duoka.collectives.board import Work
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
 from duoka.collectives.exchange import Moment, SharedExchange
@@ -162,6 +163,9 @@ class SharedMemory(Collective):
         """This worker has joined, and goes on where the others are."""
         self._number = self.meeting.completed
         self.deal_to(self.meeting.membership.workers)
+
+    def work_on(self, step: int, replicas: Sequence[int]) -> None:
+        self.meeting.work_on(Work.of(step, replicas))
 
     def end_step(self) -> None:
         if self.joining is not None:

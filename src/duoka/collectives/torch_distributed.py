@@ -23,7 +23,7 @@ from duoka.collectives.meeting import REDUCED, Meeting
 from duoka.collectives.shm import SharedMemory
 from duoka.collectives.torch_group import Groups, Watch
 from duoka.collectives.torch_sums import LibrarySum, OwnSum, Sum, TreeSum, add
-from duoka.errors import DeadlineExceeded, MismatchError, WorkerLost
+from duoka.errors import MismatchError, WorkerLost
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node
 
@@ -168,10 +168,7 @@ class TorchDistributed(Collective):
 
     def _explain(self, error: Exception, number: int, deadline_s: float) -> WorkerLost:
         """Mostly a worker is lost, and the meeting will say so: it raises Regrouped, and the step is done again."""
-        try:
-            self._control.meeting.wait(number, REDUCED, min(deadline_s, _GRACE_S))
-        except DeadlineExceeded:
-            pass
+        self._control.meeting.wait_at_most(number, REDUCED, min(deadline_s, _GRACE_S))
         return WorkerLost(
             f"Worker {self.worker} lost its connection to the others at step {self._control.meeting.steps},"
             f" while {self._backend} added up the sums of call {number}.",
@@ -180,6 +177,9 @@ class TorchDistributed(Collective):
         )
 
     # Everything else is small.
+
+    def work_on(self, step: int, replicas: Sequence[int]) -> None:
+        self._control.work_on(step, replicas)
 
     def end_step(self) -> None:
         self._control.end_step()

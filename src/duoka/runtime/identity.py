@@ -24,6 +24,7 @@ class Identity:
     arena: int
     chronicle: int
     parcel: int
+    stack: int
     plan: str
     run_directory: str = ""  # where the run keeps its files; empty: it has none
     columns: int = 0  # the width of the terminal that shows what this worker prints; 0: there is none
@@ -31,7 +32,7 @@ class Identity:
     members: tuple[int, ...] | None = None  # whom a newcomer wants to join; None: this worker is one of the first
 
     def descriptors(self) -> tuple[int, ...]:
-        return (self.link, self.inbox, *self.outboxes, self.board, self.arena, self.chronicle, self.parcel)
+        return (self.link, self.inbox, *self.outboxes, self.board, self.arena, self.chronicle, self.parcel, self.stack)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

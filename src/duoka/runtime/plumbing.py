@@ -10,6 +10,7 @@ import fcntl
 import os
 
 from duoka.collectives.board import board_bytes
+from duoka.runtime import stacks
 
 _PIPE_BYTES = 1 << 18
 
@@ -21,6 +22,7 @@ class Plumbing:
         self.arena = os.memfd_create("duoka-arena", os.MFD_CLOEXEC)
         self.chronicle = os.memfd_create("duoka-chronicle", os.MFD_CLOEXEC)
         self.parcel = os.memfd_create("duoka-parcel", os.MFD_CLOEXEC)
+        self.stacks = tuple(stacks.make_file() for _ in range(num_workers))
         pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(num_workers)]
         self.inboxes = tuple(pipe[0] for pipe in pipes)
         self.outboxes = tuple(pipe[1] for pipe in pipes)
@@ -31,7 +33,8 @@ class Plumbing:
                 pass  # the default of 64 KB holds 4,000 messages, which is plenty too
 
     def close(self) -> None:
-        for fd in (self.board, self.arena, self.chronicle, self.parcel, *self.inboxes, *self.outboxes):
+        files = (self.board, self.arena, self.chronicle, self.parcel, *self.stacks)
+        for fd in (*files, *self.inboxes, *self.outboxes):
             os.close(fd)
 
     def drain(self, worker: int) -> None:

@@ -141,6 +141,12 @@ class Respawn:
         for round in [round for round in self._rounds.values() if round.newcomer is newcomer]:
             self._refuse(round)
 
+    def list_awaited(self) -> set[int]:
+        """The members that have not come to a border at which others stand."""
+        members = set(self._host.membership.workers)
+        standing = [round.at_border for round in self._rounds.values() if round.stage is _Stage.OFFERED]
+        return {member for at_border in standing if at_border for member in members - set(at_border)}
+
     # What they say.
 
     def on_message(self, number: int, newcomer: Newcomer | None, message: dict[str, Any]) -> None:

@@ -98,7 +98,10 @@ def describe_ending(outcome: Outcome, plan: Plan) -> Ending:
     if outcome.failed_worker is None:
         return Ending(outcome.last_line)
     who = f"worker {outcome.failed_worker} ({plan.devices[outcome.failed_worker].name})"
-    what = "failed:" if outcome.failure is not None else f"exited with code {outcome.exit_code}."
+    what = f"exited with code {outcome.exit_code}."
+    if outcome.failure is not None:
+        where = outcome.failure.get("where", "")
+        what = f"failed {where}:" if where else "failed:"
     if outcome.num_stopped:
         what = f"{count_workers(outcome.num_stopped)} stopped because {who} {what}"
     else:

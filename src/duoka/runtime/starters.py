@@ -41,6 +41,7 @@ def _identity(
         arena=plumbing.arena,
         chronicle=plumbing.chronicle,
         parcel=plumbing.parcel,
+        stack=plumbing.stacks[worker],
         plan=plan.to_json(),
         run_directory=run_directory,
         columns=columns,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import wake
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import LaunchError, Stopped
@@ -24,8 +25,11 @@ from duoka.runtime.link import SocketLink, make_pair
 from duoka.runtime.output import Fold, Logs, name_workers
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
+from duoka.runtime.poison import Death, Deaths, MemoryShortage
 from duoka.runtime.process import is_gone, signal_group, signal_name
 from duoka.runtime.respawn import Respawn
+from duoka.runtime.watching import Lost
+from duoka.runtime.watchman import Watched, Watchman
 from duoka.topology.membership import Membership
 
 GRACE_S = 3.0  # how long a worker may take to end after being asked to
@@ -65,6 +69,7 @@ class Worker:
     standing: Standing = field(default_factory=Standing)
     result: dict[str, Any] | None = None
     last_words: bytes = b""  # the end of what it wrote to stderr
+    stuck: Lost | None = None  # why we have killed it
 
 
 @dataclass
@@ -106,6 +111,9 @@ class Supervisor:
         self._kill_at: float | None = None
         self._remains: dict[int, float] = {}  # process groups of dead workers, and when they are killed
         self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn)
+        self._deaths = Deaths(self.describe)
+        self._shortage = MemoryShortage()
+        self._watchman = Watchman(self.describe, say, self._note, self._tell_number, clock)
 
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
@@ -115,6 +123,7 @@ class Supervisor:
         except OSError as error:
             self._guardian.close()
             raise self._cannot_start(error) from error
+        self._board = Board.of_fd(self._plumbing.board, self._plan.num_workers)
         try:
             self._begin_all(signals)
             if wakeup is not None:
@@ -172,6 +181,7 @@ class Supervisor:
         )
 
     def _begin(self, number: int, joins: Membership | None = None) -> Worker:
+        self._board.write_work(number, Work())  # what another one in its place has done is not its own
         ours, theirs = make_pair()
         keep_out = [ours.fileno(), *self._guardian.descriptors()]
         for other in self._workers.values():
@@ -183,6 +193,7 @@ class Supervisor:
         outputs = {started.stdout: "out", started.stderr: "err"}
         worker = Worker(number, started.pid, os.pidfd_open(started.pid), SocketLink(ours), outputs)
         self._workers[number] = worker
+        self._watchman.begin(number, Watched(started.pid, self._plumbing.stacks[number]))
         for fd in outputs:
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, ("output", worker))
@@ -239,6 +250,7 @@ class Supervisor:
         self._fold.flush_due()
         self._clear_remains()
         self._respawn.kill_late()
+        self._look_after_the_late()
         if self._kill_at is not None and self._clock() >= self._kill_at:
             self._kill()
 
@@ -254,9 +266,21 @@ class Supervisor:
         self._kill_at = self._clock() + GRACE_S
 
     def _patience(self) -> float | None:
-        moments = (self._fold.next_due(), self._kill_at, self._respawn.next_due(), *self._remains.values())
-        due = [moment for moment in moments if moment is not None]
+        moments = (self._fold.next_due(), self._kill_at, self._watchman.next_look(), self._respawn.next_due())
+        due = [moment for moment in (*moments, *self._remains.values()) if moment is not None]
         return max(0.0, min(due) - self._clock()) if due else None
+
+    def _look_after_the_late(self) -> None:
+        """Kill whoever is stuck: it is reaped, and then a loss like any other."""
+        if self._kill_at is not None:
+            self._watchman.start_over()
+            return
+        awaited = self._respawn.list_awaited()
+        if self._vote is not None:
+            awaited = set(self._vote.membership.workers) - set(self._vote.reports)
+        for lost in self._watchman.look(awaited):
+            self._workers[lost.worker].stuck = lost
+            _signal(self._workers[lost.worker].pid, signal.SIGKILL)
 
     def _on_signal(self, number: int) -> None:
         if self._kill_at is not None:
@@ -317,6 +341,8 @@ class Supervisor:
         elif kind == "done":
             worker.standing = _standing(message)
             worker.result = message
+        elif kind in ("waiting", "waited"):
+            self._watchman.hear(worker.number, message)
         elif kind == "report" and self._vote is not None:
             self._vote.report(worker.number, int(message["generation"]), _standing(message))
             self._decide()
@@ -335,6 +361,7 @@ class Supervisor:
             self._selector.unregister(fd)
             os.close(fd)
         worker.outputs.clear()
+        self._watchman.end(worker.number)
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         was_joining = worker.state is State.JOINING
@@ -387,8 +414,16 @@ class Supervisor:
             worker.failure = {"error": "OutOfMemory", "traceback": f"duoka.errors.OutOfMemory: {explained}\n"}
             self._on_failed(worker, explained.exit_code)
             return
+        is_memory_short = self._shortage.is_new() and number == signal.SIGKILL and worker.stuck is None
         self._outcome.lost.append((worker.number, number))
-        text = f"worker {worker.number} ({self._plan.devices[worker.number].name}) was ended by {signal_name(number)}"
+        work = self._board.read_work(worker.number)
+        death = Death(worker.number, number, work, self._clock(), is_memory_short, worker.stuck)
+        if poison := self._deaths.note(death):
+            error = type(poison).__name__
+            worker.failure = {"error": error, "traceback": f"{type(poison).__module__}.{error}: {poison}\n"}
+            self._on_failed(worker, poison.exit_code)
+            return
+        text = f"{self.describe(worker.number)} {death.tell()}"
         survivors = self._running()
         if survivors:
             generation = self._membership.generation + 1
@@ -408,6 +443,7 @@ class Supervisor:
         lost = {w.number for w in self._workers.values() if w.state is not State.RUNNING}
         self._membership = self._membership.lose(lost)
         self._vote = Vote(self._membership)
+        self._watchman.start_over()
         for other in survivors:
             self._tell(other, {"kind": "lost", "generation": self._membership.generation})
         self._move_main()
@@ -435,6 +471,13 @@ class Supervisor:
             self._vote = None
             self._respawn.fill()  # not before: the survivors come first
 
+    def _note(self, number: int, text: str) -> None:
+        if self._logs is not None:
+            self._logs.write(number, text.encode(errors="replace"))
+
+    def _tell_number(self, number: int, message: dict[str, Any]) -> None:
+        self._tell(self._workers[number], message)
+
     def _tell(self, worker: Worker, message: dict[str, Any]) -> None:
         """A message that must be heard even by a worker that sleeps in a meeting."""
         worker.link.send(message)
@@ -446,6 +489,7 @@ class Supervisor:
                 os.close(fd)
             worker.link.close()
         self._selector.close()
+        self._board.close()
         self._plumbing.close()
         self._guardian.close()
         self._fold.close()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from duoka.collectives.board import Work
 from duoka.devices.cores import keep_to_own_cores
 from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
@@ -25,6 +26,7 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.process import die_with_parent, flush_streams, keep_from_children
 from duoka.runtime.script import run_as_main, user_traceback
 from duoka.runtime.seeds import seed_everything
+from duoka.runtime.stacks import show_when_asked
 
 _LONGEST_TRACEBACK = 50_000  # in bytes of JSON, so that the message about it fits
 _INTERRUPTED = 130
@@ -38,6 +40,7 @@ class Attachment:
     plan: Plan
     link: SocketLink
     standing: Callable[[], Standing] = Standing
+    work: Callable[[], Work | None] = lambda: None
 
     @property
     def worker(self) -> int:
@@ -57,6 +60,7 @@ def attach(identity: Identity) -> Attachment:
     die_with_parent(identity.supervisor)
     keep_from_children(identity.descriptors())
     os.register_at_fork(after_in_child=_detach)
+    show_when_asked(identity.stack)
     link = SocketLink(socket.socket(fileno=identity.link))
     atexit.register(link.close)
     _attachment = Attachment(identity, Plan.from_json(identity.plan), link)
@@ -116,15 +120,24 @@ def _code_of(exit: SystemExit) -> int:
 
 def _report(attached: Attachment, error: BaseException) -> int:
     lift()  # a report needs memory, too
-    shown: BaseException = explain(error, attached.plan.devices[attached.worker]) or uncover(error)
+    error = uncover(error)
+    shown: BaseException = explain(error, attached.plan.devices[attached.worker]) or error
     if isinstance(shown, OutOfMemory) and shown is not error:
         shown.__cause__ = error
     code = shown.exit_code if isinstance(shown, DuokaError) else 1
     text = _shorten(user_traceback(shown))
-    failure = {"kind": "failed", "error": type(shown).__name__, "traceback": text, "exit_code": code}
+    where = "" if isinstance(error, DuokaError) else _tell_where(attached.work())  # ours say it themselves
+    failure = {"kind": "failed", "error": type(shown).__name__, "where": where, "traceback": text, "exit_code": code}
     if not attached.link.try_to_send(failure):  # a script that closes every descriptor closes ours, too
         sys.stderr.write(text)
     return code
+
+
+def _tell_where(work: Work | None) -> str:
+    """What the user's code was called for when it raised."""
+    if work is None:
+        return ""
+    return f"in {work}" if work.is_under_way else f"after {work}"
 
 
 def _shorten(text: str) -> str:

@@ -205,15 +205,20 @@ class Mirrored(Loops):
         if collective.joining is not None:
             collective.joining.refuse("what a loop of sum_over_replicas keeps between its steps is not known to Duoka")
         self._attempt += 1  # also when it fails: a step that one worker leaves out must not pass for the next one
+
+        def compute_one(replica: int) -> Any:
+            collective.work_on(self._step, (replica,))
+            return compute(replica)
+
         first = collective.replicas[0]
-        given = compute(first)
+        given = compute_one(first)
         layout = Packing.of(_arrays(given))
         ready = {first: _arrays(given)}
         buffers = [collective.scratch(count, dtype) for dtype, count in layout.sizes.items()]
         exchange = collective.exchange(buffers, f"{self._attempt} over replicas of {layout.title}")
 
         def place(replica: int) -> bytes:
-            arrays = ready.pop(replica) if replica in ready else _arrays(compute(replica))
+            arrays = ready.pop(replica) if replica in ready else _arrays(compute_one(replica))
             layout.pack(arrays, [exchange.slot(buffer, replica) for buffer in buffers], replica)
             return b""
 

@@ -107,6 +107,7 @@ class Steps:
     ) -> Outcome:
         num_replicas, total_rows = self._collective.num_replicas, self._progress.rows
         assert total_rows is not None
+        self._collective.work_on(self._progress.step, (replica,))
         rows = rows_to_compute(total_rows, num_replicas, replica)
         own = None
         if counts is not None:
@@ -185,6 +186,7 @@ class Steps:
         return counts, total
 
     def _count(self, batch: Any, replica: int) -> Array:
+        self._collective.work_on(self._progress.step, (replica,))
         assert self._progress.rows is not None
         rows = rows_to_compute(self._progress.rows, self._collective.num_replicas, replica)
         counts = np.zeros(MOST_TERMS)

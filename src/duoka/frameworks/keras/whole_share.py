@@ -69,6 +69,7 @@ class WholeShareSteps:
         rows = range(first.start, last.stop) or range(min(STAND_IN_ROWS, total_rows))
         self._wire.begin(num_rows, total_rows)
         rate = backend.learning_rate()
+        self._collective.work_on(self._progress.step, replicas)
         outcome = backend.compute(backend.cut(batch, rows), replicas[0], total_rows / len(rows))
         logs = self._merge(outcome, Note(digest(batch), rate, digest_of(outcome.others)))
         self._collective.end_step()

@@ -187,6 +187,7 @@ class Turns:
     def _needs_of(self, replica: int) -> list[Array]:
         """Its number and rows; n / n_r and n; the states of generators that it starts from."""
         num_replicas = self._collective.num_replicas
+        self._collective.work_on(self._progress.step, () if replica == NOBODY else (replica,))
         rows = range(0) if replica == NOBODY else rows_to_compute(self._total_rows, num_replicas, replica)
         factor = self._total_rows / max(1, len(rows))
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -37,21 +37,28 @@ class Blocks:
         """A fingerprint, to compare between workers."""
         return "a stream" if self.is_stream else f"order {digest(self._batches)}"
 
-    def read(self, replicas: Sequence[int], pass_number: int) -> Iterator[tuple[int, Any]]:
+    def read(
+        self, replicas: Sequence[int], pass_number: int, begin: Callable[[int], None]
+    ) -> Iterator[tuple[int, Any]]:
         """These replicas' batches, each with its replica; one replica of one gets the user's loader as it is.
 
+        `begin` hears which replica comes next.
         Leaves the global generators seeded from (seed, pass, replica), for what is done with the batch.
         """
         if self._num_replicas == 1:
             return ((0, batch) for batch in self._loader)
-        return self._read_stream(replicas, pass_number) if self.is_stream else self._read_blocks(replicas, pass_number)
+        read = self._read_stream if self.is_stream else self._read_blocks
+        return read(replicas, pass_number, begin)
 
-    def _read_blocks(self, replicas: Sequence[int], pass_number: int) -> Iterator[tuple[int, Any]]:
+    def _read_blocks(
+        self, replicas: Sequence[int], pass_number: int, begin: Callable[[int], None]
+    ) -> Iterator[tuple[int, Any]]:
         dataset = SeededDataset(self._loader.dataset, self._seed)
         for replica in replicas:
             batches = [[(0, index) for index in batch] for batch in self._cut(replica)]
             if not batches:
                 continue
+            begin(replica)
             # A loader for each replica: what its processes draw must not depend on how many replicas a worker runs.
             with seeded_order(self._loader, derive("block", self._seed, replica), pass_number):
                 source = iter(rebuild(self._loader, dataset, batches))
@@ -77,7 +84,9 @@ class Blocks:
             start += len(batch)
         return found
 
-    def _read_stream(self, replicas: Sequence[int], pass_number: int) -> Iterator[tuple[int, Any]]:
+    def _read_stream(
+        self, replicas: Sequence[int], pass_number: int, begin: Callable[[int], None]
+    ) -> Iterator[tuple[int, Any]]:
         with seeded_order(self._loader, self._seed, 0):
             batches = iter(self._loader)
         for position, batch in enumerate(_seed_before_each(batches, self._seed)):
@@ -89,6 +98,7 @@ class Blocks:
                 )
             for replica in replicas:
                 if rows := share(num_rows, self._num_replicas, replica):
+                    begin(replica)
                     seed_all(derive("block", self._seed, pass_number, replica, position))
                     yield replica, take_rows(batch, rows)
 

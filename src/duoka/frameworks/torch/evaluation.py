@@ -60,8 +60,12 @@ class Evaluation:
 
     def _run_loop(self, blocks: Blocks, number: int) -> Iterator[Any]:
         with self._under_way():
-            for _, batch in blocks.read(self._collective.replicas, number):
+            for _, batch in blocks.read(self._collective.replicas, number, self._begin_replica):
                 yield self._to_device(batch)
+        self._collective.work_on(self._loop.step, ())
+
+    def _begin_replica(self, replica: int) -> None:
+        self._collective.work_on(self._loop.step, (replica,))
 
     @property
     def is_open(self) -> bool:
@@ -148,7 +152,7 @@ class Evaluation:
     def _add_up(self, function: Function, blocks: Blocks, replicas: Sequence[int]) -> dict[int, Totals]:
         totals = {replica: Totals() for replica in replicas}
         with self._under_way():
-            for replica, batch in blocks.read(replicas, -self._num_evaluations):
+            for replica, batch in blocks.read(replicas, -self._num_evaluations, self._begin_replica):
                 totals[replica].add(function(self._to_device(batch)))
         return totals
 

@@ -176,6 +176,7 @@ class PreparedLoader:
         while remaining := [unit for unit in self._units() if not done.issuperset(unit)]:
             unit = remaining[0]
             _, rows = rows_of(num_rows, self._collective.num_replicas, unit)
+            self._collective.work_on(self._loop.step, unit)
             batch = self._to_device(load(unit))
             self._hooks.begin_body(is_first)
             is_first = False
@@ -183,7 +184,9 @@ class PreparedLoader:
                 try:
                     yield batch
                 except GeneratorExit:
+                    step = self._loop.step
                     self._hooks.leave_batch(body)
+                    self._collective.work_on(step, unit)  # mostly an error has left the loop, and it will be reported
                     raise
                 self._hooks.end_body(body)
             if self._loop.is_complete:
