@@ -151,7 +151,7 @@ except duoka.DuokaError as error:
 def test_a_stopped_worker_is_named_when_the_deadline_has_passed_and_killed_after_another_one(tmp_path):
     ended = run(tmp_path, ends("os.kill(os.getpid(), signal.SIGSTOP)", deadline_s=1))
     assert ended.code == 0
-    warning, loss = ended.said()
+    warning, loss, *_ = ended.said()
     assert warning.startswith("worker 1 (cpu:0/v1) has not arrived at step 0 for 1") and "is stopped" in warning
     assert "was stopped (SIGSTOP) for 1" in loss and loss.endswith("2 workers go on (generation 1).")
     assert ended.seconds < 6

@@ -113,7 +113,7 @@ class Supervisor:
         self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn)
         self._deaths = Deaths(self.describe)
         self._shortage = MemoryShortage()
-        self._watchman = Watchman(self.describe, say, self._note, self._tell_number, clock)
+        self._watchman = Watchman(self.describe, say, self._note, self.tell_member, clock)
 
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
@@ -474,9 +474,6 @@ class Supervisor:
     def _note(self, number: int, text: str) -> None:
         if self._logs is not None:
             self._logs.write(number, text.encode(errors="replace"))
-
-    def _tell_number(self, number: int, message: dict[str, Any]) -> None:
-        self._tell(self._workers[number], message)
 
     def _tell(self, worker: Worker, message: dict[str, Any]) -> None:
         """A message that must be heard even by a worker that sleeps in a meeting."""
