@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import wake
 from duoka.devices.memory_limit import explain_death
-from duoka.errors import LaunchError, Stopped
+from duoka.errors import DuokaError, LaunchError, Stopped
 from duoka.runtime.decisions import Standing, State, Vote, exit_code, judge
 from duoka.runtime.guardian import REMAINS_S, Guardian
 from duoka.runtime.link import SocketLink, make_pair
@@ -401,7 +401,8 @@ class Supervisor:
     def _on_failed(self, worker: Worker, code: int) -> None:
         if self._kill_at is not None:
             return  # the run is ending, and this is not why
-        if worker.failure is not None and worker.failure["error"] == "WorkerLost" and self._outcome.lost:
+        told = {} if worker.failure is None or worker.state is State.LOST else worker.failure  # by the worker itself
+        if told.get("error") == "WorkerLost" and self._outcome.lost:
             code = 128 + self._outcome.lost[0][1]
         self._outcome.failed_worker = worker.number
         self._outcome.failure = worker.failure
@@ -411,17 +412,12 @@ class Supervisor:
         if self._kill_at is not None:
             return
         if explained := explain_death(worker.last_words.decode(errors="replace"), self._plan.devices[worker.number]):
-            worker.failure = {"error": "OutOfMemory", "traceback": f"duoka.errors.OutOfMemory: {explained}\n"}
-            self._on_failed(worker, explained.exit_code)
+            self._fail_for(worker, explained)
             return
-        is_memory_short = self._shortage.is_new() and number == signal.SIGKILL and worker.stuck is None
         self._outcome.lost.append((worker.number, number))
-        work = self._board.read_work(worker.number)
-        death = Death(worker.number, number, work, self._clock(), is_memory_short, worker.stuck)
+        death = self._look_at_death(worker, number)
         if poison := self._deaths.note(death):
-            error = type(poison).__name__
-            worker.failure = {"error": error, "traceback": f"{type(poison).__module__}.{error}: {poison}\n"}
-            self._on_failed(worker, poison.exit_code)
+            self._fail_for(worker, poison)
             return
         text = f"{self.describe(worker.number)} {death.tell()}"
         survivors = self._running()
@@ -438,6 +434,17 @@ class Supervisor:
         else:
             self._outcome.exit_code = 128 + number
             self._outcome.last_line = f"{text}; no worker is left."
+
+    def _look_at_death(self, worker: Worker, number: int) -> Death:
+        is_memory_short = self._shortage.is_new() and number == signal.SIGKILL and worker.stuck is None
+        work = self._board.read_work(worker.number)
+        return Death(worker.number, number, work, self._clock(), is_memory_short, worker.stuck)
+
+    def _fail_for(self, worker: Worker, error: DuokaError) -> None:
+        """End the run with an error that a dead worker could not raise itself."""
+        name = type(error).__name__
+        worker.failure = {"error": name, "traceback": f"{type(error).__module__}.{name}: {error}\n"}
+        self._on_failed(worker, error.exit_code)
 
     def _regroup(self, survivors: Sequence[Worker]) -> None:
         lost = {w.number for w in self._workers.values() if w.state is not State.RUNNING}
