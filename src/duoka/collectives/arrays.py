@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -99,3 +101,28 @@ def weigh(value: Array, weight: float | None, out: Array) -> None:
     else:
         # The weight is rounded to out's type first, so that a 16-bit value is never weighed in 16 bits.
         np.multiply(value.reshape(-1), out.dtype.type(weight), out=out, dtype=out.dtype, casting="same_kind")
+
+
+def check_alike(arrays: Sequence[Array]) -> Array:
+    """The first of them, once it is known that all have its type and shape."""
+    like = arrays[0]
+    if any(a.shape != like.shape or a.dtype != like.dtype for a in arrays):
+        raise MismatchError(f"Values of one call differ: {[(a.shape, str(a.dtype)) for a in arrays]}.")
+    return like
+
+
+def check_weights(weights: Sequence[float]) -> list[float | None]:
+    given: list[float | None] = [float(weight) for weight in weights]
+    if any(weight is None or not 0 <= weight < math.inf for weight in given):
+        raise MismatchError(f"Weights must be finite and not negative: {given}.")
+    return given
+
+
+def deliver(result: Array, target: Array, divisor: float | None) -> None:
+    """Write a sum, or with a divisor a mean, rounding sums of 16-bit values once."""
+    if divisor is None:
+        np.copyto(target, result, casting="unsafe")
+    elif divisor == 0:
+        raise MismatchError("The mean of nothing: all weights are zero.", do="leave out the call when nobody has rows.")
+    else:
+        np.divide(result, result.dtype.type(divisor), out=target, casting="unsafe")

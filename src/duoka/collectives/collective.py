@@ -108,6 +108,11 @@ class Collective(ABC):
         counts[what] += 1
         return counts[what] - 1
 
+    @property
+    @abstractmethod
+    def own_replicas(self) -> tuple[int, ...]:
+        """Those for which this worker can speak in the next call: without what it has inherited since the last one."""
+
     @abstractmethod
     def buffer(self, count: int, dtype: Any, name: str = "") -> Buffer:
         """Memory for `exchange`, handed out once and used for every step.

@@ -5,7 +5,6 @@ One worker is the same code with nobody to wait for and memory of its own (see `
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import numpy as np
 
 from duoka.collectives.answers import Answers, Pack, Replayed, T, Unpack
 from duoka.collectives.arena import Arena
-from duoka.collectives.arrays import Array, add, as_array, sum_dtype, weigh
+from duoka.collectives.arrays import Array, add, as_array, check_alike, check_weights, deliver, sum_dtype, weigh
 from duoka.collectives.board import Work
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
@@ -80,6 +79,11 @@ class SharedMemory(Collective):
     @property
     def main(self) -> int:
         return self.meeting.by_age(self.meeting.membership.workers)[0]
+
+    @property
+    def own_replicas(self) -> tuple[int, ...]:
+        is_lost_call = self._number + 1 == self._lost_call
+        return self._before_loss.replicas_of(self.worker) if is_lost_call else self.replicas
 
     @property
     def homes(self) -> tuple[int, ...]:
@@ -299,9 +303,7 @@ class SharedMemory(Collective):
     ) -> Array:
         arrays = [as_array(value) for value in self._check_given(values, "values")]
         given = self._check_weights(op, weights)
-        like = arrays[0]
-        if any(a.shape != like.shape or a.dtype != like.dtype for a in arrays):
-            raise MismatchError(f"Values of one call differ: {[(a.shape, str(a.dtype)) for a in arrays]}.")
+        like = check_alike(arrays)
         if like.dtype.kind in "iu" and (op == "mean" or weights is not None):
             raise MismatchError(f"Values of {like.dtype} cannot be weighted.", do="convert them to float64 first.")
         target = _check_out(out, like)
@@ -311,7 +313,7 @@ class SharedMemory(Collective):
             dtype = sum_dtype(like.dtype)
             reduce = self._reduce_small if like.size * dtype.itemsize <= SLOT_BYTES else self._reduce_large
             flat, total = reduce(call, arrays, given, dtype, deadline_s)
-            _deliver(flat.reshape(like.shape), target, total if op == "mean" else None)
+            deliver(flat.reshape(like.shape), target, total if op == "mean" else None)
             self.release()
             return target
 
@@ -330,10 +332,7 @@ class SharedMemory(Collective):
             raise MismatchError(f"There is no {op!r} over replicas.", do='use "sum" or "mean".')
         if weights is None:
             return [1.0 if op == "mean" else None] * len(self.replicas)
-        given: list[float | None] = [float(weight) for weight in self._check_given(weights, "weights")]
-        if any(weight is None or not 0 <= weight < math.inf for weight in given):
-            raise MismatchError(f"Weights must be finite and not negative: {given}.")
-        return given
+        return check_weights(self._check_given(weights, "weights"))
 
     def _reduce_small(
         self,
@@ -486,13 +485,3 @@ def _check_out(out: Any, like: Array) -> Array:
 def _fill(target: Array, answer: Array) -> Array:
     np.copyto(target, answer)
     return target
-
-
-def _deliver(result: Array, target: Array, divisor: float | None) -> None:
-    """Write the result, rounding sums of 16-bit values once."""
-    if divisor is None:
-        np.copyto(target, result, casting="unsafe")
-    elif divisor == 0:
-        raise MismatchError("The mean of nothing: all weights are zero.", do="leave out the call when nobody has rows.")
-    else:
-        np.divide(result, result.dtype.type(divisor), out=target, casting="unsafe")

@@ -18,6 +18,7 @@ from duoka.errors import MismatchError
 SLOT_BYTES = 128 * 1024
 NOTE_BYTES = 4096
 _LENGTH = struct.Struct("<I")
+LONGEST_NOTE = NOTE_BYTES - _LENGTH.size
 
 
 class Staging:
@@ -55,5 +56,5 @@ class Staging:
 
 
 def check_note(note: bytes) -> None:
-    if len(note) + _LENGTH.size > NOTE_BYTES:
-        raise MismatchError(f"A note of {len(note)} bytes is too long: {NOTE_BYTES - _LENGTH.size} fit.")
+    if len(note) > LONGEST_NOTE:
+        raise MismatchError(f"A note of {len(note)} bytes is too long: {LONGEST_NOTE} fit.")

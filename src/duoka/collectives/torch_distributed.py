@@ -109,6 +109,10 @@ class TorchDistributed(Collective):
         return self._control.main
 
     @property
+    def own_replicas(self) -> tuple[int, ...]:
+        return self._control.own_replicas
+
+    @property
     def meeting(self) -> Meeting:
         return self._control.meeting
 

@@ -10,34 +10,33 @@ import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
-from duoka.frameworks.exchange.agreement import hear_all
+from duoka.frameworks.exchange.agreement import FirstWorker, hear_all
 from duoka.frameworks.structure import raise_difference
 
 
 def agree_on_values(
-    lines: Sequence[str], values: Sequence[Array], collective: Collective, when: str
+    lines: Sequence[str], values: Sequence[Array], collective: Collective, when: str, *, by_name: bool = False
 ) -> dict[int, Array]:
     """The first worker's values, by their places, where this worker has others. All workers call it.
 
-    They may differ when the main worker alone has loaded weights. `lines` describe them, as "name: shape and type".
+    They may differ when the main worker alone has loaded weights. `lines` describe them, as "name: shape and type";
+    with `by_name`, names have to be the same, too.
     """
     if len(collective.workers) == 1:
         return {}
-    kinds = hashlib.sha256("\n".join(map(_without_name, lines)).encode()).digest()
+    compared = str if by_name else _without_name
+    kinds = hashlib.sha256("\n".join(map(compared, lines)).encode()).digest()
     content = np.array([zlib.crc32(_bytes_of(value).data) for value in values], np.uint32).tobytes()
-    notes = hear_all(collective, kinds + hashlib.sha256(content).digest(), f"of the variables {when}")
+    digest = kinds + hashlib.sha256(content).digest()
+    notes = hear_all(collective, digest + str(collective.worker).encode(), f"of the variables {when}")
     if len({note[: len(kinds)] for note in notes}) > 1:
-        raise_difference(lines, collective, compared=_without_name)
-    if len(set(notes)) == 1:
+        raise_difference(lines, collective, compared=compared)
+    if len({note[: len(digest)] for note in notes}) == 1:
         return {}
-    received = collective.broadcast(np.concatenate([_bytes_of(value) for value in values]))
-    others, start = {}, 0
-    for place, value in enumerate(values):
-        new = received[start : start + value.nbytes].copy().view(value.dtype).reshape(value.shape)
-        start += value.nbytes
-        if new.tobytes() != value.tobytes():
-            others[place] = new
-    return others
+    first = FirstWorker(collective, must_be=int(notes[0][len(digest) :]))
+    given = [first.give(value, f"of the first worker's variables {when}") for value in values]
+    pairs = enumerate(zip(given, values, strict=True))
+    return {place: new for place, (new, value) in pairs if new.tobytes() != value.tobytes()}
 
 
 def _without_name(line: str) -> str:

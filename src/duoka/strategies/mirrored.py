@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from duoka.collectives.arrays import Array, as_array
 from duoka.collectives.packing import Packing
 from duoka.errors import MismatchError
 from duoka.strategies.loops import Loops
+from duoka.strategies.over_replicas import OverReplicas
 from duoka.strategies.strategy import Adapter, Connect, Request, Session
 from duoka.strategies.turn import Turn
 
@@ -236,8 +238,7 @@ class Mirrored(Loops):
         if (pending := self._contribute("sum", value)) is not None:
             return pending
         values = [as_array(v) for v in self._on_host(value)]
-        rest = [] if isinstance(value, (list, tuple)) else [np.zeros_like(values[0])] * self._num_other_replicas
-        return self._session.collective.all_reduce([*values, *rest], "sum")
+        return self._over_replicas.sum(values, is_list=isinstance(value, (list, tuple)))
 
     def mean(self, value: Any, count: Any = None) -> Any:
         """The mean over all replicas, weighted by `count` (rows, tokens). A count of zero leaves a value out.
@@ -248,18 +249,14 @@ class Mirrored(Loops):
         if (pending := self._contribute("mean", value, count)) is not None:
             return pending
         values = [_as_float(v) for v in self._on_host(value)]
-        if isinstance(value, (list, tuple)):
-            weights = None if count is None else [float(c) for c in _as_list(count)]
-        elif isinstance(count, (list, tuple)):
+        is_list = isinstance(value, (list, tuple))
+        if not is_list and isinstance(count, (list, tuple)):
             raise MismatchError(
                 f"strategy.mean was given one value and {len(count)} counts.",
                 do="give one count with one value, or a list of values with a list of counts.",
             )
-        else:
-            others = self._num_other_replicas
-            weights = [1.0 + others if count is None else float(count), *[0.0] * others]
-            values *= 1 + others
-        return self._session.collective.all_reduce(values, "mean", weights=weights)
+        counts = None if count is None else [float(c) for c in _as_list(count)]
+        return self._over_replicas.mean(values, counts, is_list=is_list)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Every replica's value, in the order of replicas, on every worker. Sizes may differ.
@@ -276,10 +273,7 @@ class Mirrored(Loops):
             return pending
         values = list(value) if isinstance(value, (list, tuple)) else self._in_first_place(value)
         adapter = self._adapter_for(value for value in values if value is not None)
-        carried = [_carry(value, adapter) for value in values]
-        kinds = self._session.collective.all_gather([np.frombuffer(kind.encode(), np.uint8) for kind, _ in carried])
-        arrays = self._session.collective.all_gather([array for _, array in carried])
-        given = [(bytes(kind).decode(), array) for kind, array in zip(kinds, arrays, strict=True)]
+        given = self._over_replicas.gather([_carry(value, adapter) for value in values])
         return [_deliver(kind, array, adapter, values[0]) for kind, array in given if kind != _NOTHING]
 
     def evaluate(self, function: Callable[[Any], Any], loader: Any) -> Any:
@@ -331,9 +325,12 @@ class Mirrored(Loops):
         return self._unprepared
 
     @property
-    def _num_other_replicas(self) -> int:
-        """Replicas of this worker beside the first."""
-        return len(self._session.collective.replicas) - 1
+    def _over_replicas(self) -> OverReplicas:
+        return OverReplicas(self._session.collective, self._tell)
+
+    def _tell(self, text: str) -> None:
+        if self.is_main:
+            builtins.print(f"duoka: {text}", file=sys.stderr)
 
     def _on_host(self, value: Any) -> list[Any]:
         values = _as_list(value)
@@ -342,7 +339,9 @@ class Mirrored(Loops):
 
     def _in_first_place(self, value: Any) -> list[Any]:
         """One value for all replicas of this worker: the others give an empty part of it, or nothing."""
-        replicas = self._session.collective.replicas
+        own = self._session.collective.own_replicas
+        adapter = self._adapter or self._unprepared
+        replicas = (None if adapter is None else adapter.evaluation.replicas_of_last_loop) or own
         has_rows = getattr(value, "ndim", 0) > 0
         if has_rows and replicas[-1] - replicas[0] >= len(replicas):
             raise MismatchError(
@@ -350,7 +349,7 @@ class Mirrored(Loops):
                 why="this worker took over replicas of a lost one: its rows are not in order.",
                 do="run it again after the next step, or give a list: one value for each of strategy.local_replicas.",
             )
-        return [value, *[value[:0] if has_rows else None] * self._num_other_replicas]
+        return [value, *[value[:0] if has_rows else None] * (len(own) - 1)]
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once, on the main worker."""

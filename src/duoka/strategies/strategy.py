@@ -60,6 +60,11 @@ class Options:
 class Evaluation(Protocol):
     """The evaluation loops of a framework."""
 
+    @property
+    def replicas_of_last_loop(self) -> tuple[int, ...] | None:
+        """Whose rows the last one went through, as long as no training has followed."""
+        ...
+
     def refuse(self, call: str) -> None:
         """Raise when an evaluation loop is under way: the workers run through different numbers of batches there."""
         ...

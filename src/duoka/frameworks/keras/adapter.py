@@ -33,6 +33,8 @@ _TRIED = "3.15."  # other versions may work: a good part of what is hooked into 
 class NoEvaluation:
     """`evaluate` and `predict` are the model's own."""
 
+    replicas_of_last_loop: tuple[int, ...] | None = None
+
     def refuse(self, call: str) -> None:
         pass
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,7 +21,7 @@ from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.telling import Telling
 from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.backward import listen_to_backward
-from duoka.frameworks.torch.contributions import Contributions, Pending, mean_of, tree_sum, weighed
+from duoka.frameworks.torch.contributions import Contributions, Kind, Pending, mean_of, tree_sum, weighed
 from duoka.frameworks.torch.course import Course
 from duoka.frameworks.torch.determinism import use_deterministic_kernels
 from duoka.frameworks.torch.devices import native
@@ -59,8 +59,14 @@ class TorchAdapter:
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self._num_schedulers = self._num_scalers = 0
         self._prepared: dict[int, Any] = {}
-        self._contributions = Contributions()
-        self.gradients = Gradients(collective, self.loop, self.tell_once, lambda: learning_rates(self._optimizers))
+        self._contributions = Contributions(self.tell_once)
+        self.gradients = Gradients(
+            collective,
+            self.loop,
+            self.tell_once,
+            self._contributions,
+            lambda: learning_rates(self._optimizers),
+        )
         self._course = Course(
             collective,
             self.loop,
@@ -250,7 +256,7 @@ class TorchAdapter:
         body.record(kind)
         value = self.tensors.on_host(value)
         for replica in body.replicas[1:]:  # their rows are in the first one's value
-            self._contributions.add(replica, [None, 0.0] if kind == "mean" else None, _COMBINE[kind])
+            self._contributions.add(replica, _KINDS[kind].nothing, _KINDS[kind])
         if kind == "gather":
             given: Any = as_array(value) if body.rows else None
         elif kind == "sum":
@@ -258,7 +264,7 @@ class TorchAdapter:
         else:
             rows = body.rows if count is None else float(count)
             given = weighed(value, rows if body.rows else 0)
-        return self._contributions.add(body.replica, given, _COMBINE[kind])
+        return self._contributions.add(body.replica, given, _KINDS[kind])
 
     def evaluate(self, function: Any, loader: Any) -> Any:
         """sum / count of the pairs that the function returns, over the batches of all replicas."""
@@ -269,7 +275,7 @@ def _without_none(values: list[Any]) -> list[Any]:
     return [value for value in values if value is not None]
 
 
-_COMBINE: dict[str, Callable[[list[Any]], Any]] = {"gather": _without_none, "sum": tree_sum, "mean": mean_of}
+_KINDS = {"gather": Kind(_without_none), "sum": Kind(tree_sum), "mean": Kind(mean_of, [None, 0.0])}
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> TorchAdapter:

@@ -136,7 +136,7 @@ class Course:
             )
 
     def end_batch(self) -> None:
-        self._contributions.settle(self._collective)
+        self._contributions.settle(self._collective, self._loop.step)
         if self._loop.is_managed:
             self._gradients.last_calls = [] if self._calls is None else self._calls[1]
             self._gradients.end_batch()

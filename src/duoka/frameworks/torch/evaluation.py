@@ -48,6 +48,7 @@ class Evaluation:
         self._open: set[object] = set()  # evaluation loops under way
         self._generators = ExitStack()  # puts the global generators back
         self._num_loops = 0
+        self.replicas_of_last_loop: tuple[int, ...] | None = None
         self._num_evaluations = 0
 
     # Loops.
@@ -59,8 +60,9 @@ class Evaluation:
         return self._run_loop(blocks, number)
 
     def _run_loop(self, blocks: Blocks, number: int) -> Iterator[Any]:
+        self.replicas_of_last_loop = self._collective.replicas
         with self._under_way():
-            for _, batch in blocks.read(self._collective.replicas, number, self._begin_replica):
+            for _, batch in blocks.read(self.replicas_of_last_loop, number, self._begin_replica):
                 yield self._to_device(batch)
         self._collective.work_on(self._loop.step, ())
 
@@ -85,6 +87,7 @@ class Evaluation:
 
     def forget_open_loops(self) -> None:
         """For the start of another loop: an iterator that somebody has kept is not a loop under way."""
+        self.replicas_of_last_loop = None
         if self._open:
             self._open.clear()
             self._generators.close()

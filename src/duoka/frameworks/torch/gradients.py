@@ -8,14 +8,18 @@ this worker have deposited theirs, the round is committed, and `p.grad` shows th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from duoka.collectives.collective import Collective
+from duoka.data.shares import share
 from duoka.errors import MismatchError, WorkerLost
+from duoka.frameworks.exchange.agreement import FirstWorker
 from duoka.frameworks.torch.accumulation import Accumulation
+from duoka.frameworks.torch.contributions import Contributions, weighed
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.note import Note, Notes, tell_story
 from duoka.frameworks.torch.outside import Outside
@@ -30,12 +34,14 @@ class Gradients:
         collective: Collective,
         loop: Loop,
         tell: Callable[[str, str], None],
+        contributions: Contributions,
         rates: Callable[[], list[float]] = list,
     ) -> None:
         self._collective = collective
         self._ordinal = collective.count_up("gradients")
         self._loop = loop
         self._tell = tell
+        self._contributions = contributions
         self._rates = rates
         self._names: list[str] = []
         self._parameters: list[torch.nn.Parameter] = []
@@ -96,6 +102,7 @@ class Gradients:
                 parameter.grad = None  # what came before is kept in sums of its own
         self._grads_at_start = [parameter.grad for parameter in self._parameters]
         self._digest_at_start = self._statistics.digest()
+        self._values_of_moved = {}
         for round in self._rounds:
             round.forget()
 
@@ -108,6 +115,7 @@ class Gradients:
         body = self._loop.body
         if self._depth == 0 and body is not None:
             self._loop.is_in_backward = True
+            body.loss = float(roots[0]) if roots and roots[0].numel() == 1 and not roots[0].is_complex() else 0.0
             body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
             if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
                 self._start_over_with_whole_shares(body)
@@ -237,12 +245,15 @@ class Gradients:
             self._statistics.digest_others(),
             tuple(moved),
             self._digest_at_start,
+            body.loss,
         )
-        packed = note.pack()
-        round.exchange.deposit(body.replica, packed)
+        round.exchange.deposit(body.replica, self._with_numbers(note, body.replica))
         for replica in body.replicas[1:]:
             round.fill_with_zeros(replica)
-            round.exchange.deposit(replica, note.without_weight().pack())
+            round.exchange.deposit(replica, self._with_numbers(note.without_weight(), replica))
+
+    def _with_numbers(self, note: Note, replica: int) -> bytes:
+        return replace(note, numbers=self._contributions.pack(replica, note.room)).pack()
 
     def _commit(self, round: Round, body: Body) -> None:
         exchange = round.exchange
@@ -256,12 +267,17 @@ class Gradients:
             return
         notes = Notes(exchange.notes, len(self._parameters), self._loop.step)
         notes.tell(self._tell, self._names, [place.name for place in self._statistics.others])
+        self._contributions.take(notes.numbers, self._weigh_losses(notes.losses, body.total_rows))
         round.take_results(notes.divisor)
         round.used, count = notes.used, notes.divisor or float(body.total_rows)
         self._accumulate(round, None if body.is_added else count, is_first_round=body.backwards == 1)
         self._show_sum(round, round.used)
         round.take_statistics()
         self._agree_on_moved(notes.moved)
+
+    def _weigh_losses(self, losses: Sequence[float], total_rows: int) -> list[Any]:
+        shares = [share(total_rows, len(losses), replica) for replica in range(len(losses))]
+        return [weighed(loss, len(rows)) for loss, rows in zip(losses, shares, strict=True)]
 
     def _accumulate(self, round: Round, count: float | None, is_first_round: bool) -> None:
         if self.accumulation.num_batches == 1:
@@ -284,8 +300,8 @@ class Gradients:
         """Buffers that stood still until now, and were changed by some body: replica 0's value, and they travel on."""
         for position in moved:
             place = self._statistics.still[position]
-            value = self._values_of_moved.get(position, self._statistics.still_value(position))
-            received = self._collective.broadcast(as_bytes(value).cpu().numpy())
+            value = self._values_of_moved.get(position, place.tensor)  # should replica 0's be lost, that of the heir
+            received = FirstWorker(self._collective).give(as_bytes(value).cpu().numpy(), f"of {place.name}")
             place.put(torch.as_tensor(received).view(value.dtype).view(value.shape))
             self.moving.add((id(place.module), place.name))
 

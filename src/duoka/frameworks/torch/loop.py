@@ -26,6 +26,7 @@ class Body:
     calls: list[str] = field(default_factory=list)  # what it called, to be compared with other bodies
     has_asked: bool = False  # it read strategy.stepped: from then on it may differ
     has_called_step: bool = False
+    loss: float = 0.0  # what its last backward began from
     is_nan: bool = False  # its loss is
     is_quiet: bool = False  # what is called now was recorded as a whole
     is_discarded: bool = False  # it turned out to need all rows of this worker at once, and runs again

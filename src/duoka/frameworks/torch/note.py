@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from duoka.collectives.staging import LONGEST_NOTE
 from duoka.errors import MismatchError
 
-_HEAD = struct.Struct("<d??IIHH")
+_HEAD = struct.Struct("<dd??IIHHH")
 _LONGEST_STORY = 600
 
 
@@ -25,12 +26,20 @@ class Note:
     others: int = 0  # a digest of the buffers of which replica 0's count
     moved: tuple[int, ...] = ()  # buffers that it changed, and that do not travel yet
     start: int = 0  # a digest of the buffers that the batch began with
+    loss: float = 0.0
+    numbers: bytes = b""  # what the body has handed in
 
     def pack(self) -> bytes:
         story, moved = self.story.encode(), np.array(self.moved, np.uint16)
-        flags = self.weight, self.is_counted, self.is_nan
-        head = _HEAD.pack(*flags, self.others, self.start, len(story), len(moved))
-        return head + story + moved.tobytes() + (b"" if self.used.all() else np.packbits(self.used).tobytes())
+        flags = self.weight, self.loss, self.is_counted, self.is_nan
+        head = _HEAD.pack(*flags, self.others, self.start, len(story), len(moved), len(self.numbers))
+        bits = b"" if self.used.all() else np.packbits(self.used).tobytes()
+        return head + story + moved.tobytes() + self.numbers + bits
+
+    @property
+    def room(self) -> int:
+        """How many bytes of numbers fit beside the rest."""
+        return LONGEST_NOTE - len(replace(self, numbers=b"").pack())
 
     def without_weight(self) -> Note:
         """For a replica whose rows were computed together with another one's."""
@@ -38,16 +47,18 @@ class Note:
 
     @classmethod
     def unpack(cls, data: bytes, num_parameters: int) -> Note:
-        weight, is_counted, is_nan, others, start, story_length, num_moved = _HEAD.unpack_from(data)
-        story_end = _HEAD.size + story_length
-        moved_end = story_end + 2 * num_moved
-        story, bits = data[_HEAD.size : story_end], data[moved_end:]
+        weight, loss, is_counted, is_nan, others, start, *lengths = _HEAD.unpack_from(data)
+        story_end = _HEAD.size + lengths[0]
+        moved_end = story_end + 2 * lengths[1]
+        numbers_end = moved_end + lengths[2]
+        story, numbers, bits = data[_HEAD.size : story_end], data[moved_end:numbers_end], data[numbers_end:]
         moved = tuple(np.frombuffer(data[story_end:moved_end], np.uint16).tolist())
         if bits:
             used = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_parameters).astype(bool)
         else:
             used = np.ones(num_parameters, bool)
-        return cls(weight, is_counted, is_nan, story.decode(errors="replace"), used, others, moved, start)
+        text = story.decode(errors="replace")
+        return cls(weight, is_counted, is_nan, text, used, others, moved, start, loss, numbers)
 
 
 def tell_story(last_calls: Sequence[str], calls: Sequence[str], rates: Iterable[float]) -> str:
@@ -99,6 +110,15 @@ class Notes:
                 do="call strategy.weigh in every loop body, also when the count is zero.",
             )
         return float(sum(note.weight for note in self._notes)) or 1.0
+
+    @property
+    def losses(self) -> list[float]:
+        return [note.loss for note in self._notes]
+
+    @property
+    def numbers(self) -> list[bytes]:
+        """What the bodies have handed in, packed."""
+        return [note.numbers for note in self._notes]
 
     @property
     def are_alike(self) -> bool:

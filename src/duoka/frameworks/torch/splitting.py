@@ -17,6 +17,7 @@ from duoka.collectives.collective import Collective
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.backward import listen_to_backward
+from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import map_tensors
@@ -42,7 +43,7 @@ class Splitting:
         self._tensors = Tensors(device)
         self._loop = Loop(seed, collective.num_replicas)
         self._loop.is_managed = self._loop.runs_whole_shares = True
-        self._gradients = Gradients(collective, self._loop, lambda text, key: None)
+        self._gradients = Gradients(collective, self._loop, lambda text, key: None, Contributions(lambda text: None))
         self._signature: tuple[Any, ...] = ()
         self._calls = 0
         listen_to_backward(self._gradients)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import numpy as np
 import torch
 from torch import nn
 
+from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
-from duoka.frameworks.structure import raise_difference
+from duoka.frameworks.start import agree_on_values
 
 
 def check_devices(model: nn.Module, device: torch.device) -> None:
@@ -30,25 +28,15 @@ def check_devices(model: nn.Module, device: torch.device) -> None:
 
 
 def agree_on_start(model: nn.Module, collective: Collective) -> None:
-    """Compare the structure of the model between workers, then copy the first worker's values to all."""
-    if len(collective.workers) == 1:
-        return
-    _compare(model, collective)
-    for tensor in (*model.parameters(), *model.buffers()):
-        _copy_from_first(tensor, collective)
-
-
-def _compare(model: nn.Module, collective: Collective) -> None:
+    """Compare the model between workers, and copy the first worker's values to all where they differ."""
     named = [*model.named_parameters(), *model.named_buffers()]
     lines = [f"{name}: {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
-    digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
-    if len({bytes(part) for part in collective.all_gather([digest] * len(collective.replicas))}) > 1:
-        raise_difference(lines, collective)
+    values = [_bytes_of(tensor) for _, tensor in named]
+    for place, value in agree_on_values(lines, values, collective, "at the start of a training", by_name=True).items():
+        tensor = named[place][1]
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(value).view(tensor.dtype).view(tensor.shape).to(tensor.device))
 
 
-def _copy_from_first(tensor: torch.Tensor, collective: Collective) -> None:
-    with torch.no_grad():
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        received = collective.broadcast(data)
-        if collective.worker != collective.placement.owner(0):
-            tensor.copy_(torch.from_numpy(received).view(tensor.dtype).view(tensor.shape).to(tensor.device))
+def _bytes_of(tensor: torch.Tensor) -> Array:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -104,9 +104,6 @@ class Statistics:
         """The positions, among the still ones, of buffers that this body has changed after all."""
         return [n for n, (place, mark) in enumerate(zip(self.still, self._marks, strict=True)) if place.mark != mark]
 
-    def still_value(self, position: int) -> torch.Tensor:
-        return self._still_values[position]
-
     def write_others(self, place: torch.Tensor) -> None:
         start = 0
         for other in self.others:
