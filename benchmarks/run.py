@@ -33,6 +33,7 @@ BENCHMARKS = (
     "keras_folder.py",
     "tensorflow_step.py",
     "equality_check.py",
+    "recovery_pause.py",
 )
 
 
@@ -116,6 +117,7 @@ def write_table(known: dict) -> None:
         for case, row in numbers["checkpoint_stall_ms"].items()
     ]
     rows += _equality_rows(numbers["equality_check"])
+    rows.append(_recovery_row(numbers["recovery_pause_ms"]))
     text = "\n\n".join([
         "# Measured by `make bench`",
         f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns."
@@ -266,6 +268,13 @@ def _equality_rows(cases: dict) -> list[tuple[str, str, str, bool]]:
         (f"comparing replicas every 100 steps, {case}", "<= 1 %", f"{row['percent']:.2f} %", row["percent"] <= 1)
         for case, row in cases.items()
     ]
+
+
+def _recovery_row(found: dict) -> tuple[str, str, str, bool]:
+    most = 3 * found["step"] + 500
+    what = f"a worker dies while it waits: until the next committed step, median of {found['kills']}"
+    asked = f"<= 3 steps + 0.5 s = {most:.0f} ms"
+    return what, asked, f"{found['pause']:.0f} ms (step: {found['step']:.1f} ms)", found["pause"] <= most
 
 
 _KERAS_CASES = (("Reuters CNN", 32), ("Reuters CNN", 128), ("MobileNetV2 at 32x32", 64))

@@ -1,26 +1,85 @@
-"""Random deaths for as long as you like: `make chaos MINUTES=10`. Prints the seed of every story that fails."""
+"""Random deaths for as long as you like: `make chaos MINUTES=10`. Every story that fails is told with its replay.
+
+python -m tests.process.soak 10              ten minutes, and at least 50 stories of a PyTorch training
+python -m tests.process.soak 10 --from 4000  seeds from 4000 on
+python -m tests.process.soak --replay torch 4017
+"""
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import sys
 import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
 
-from tests.process.test_exactly_once import check, write_story
+LEAST = {"torch": 50}
+LONG = ("fit-torch", "fit-jax", "fit-tensorflow", "loop-tensorflow")
+
+
+def check(kind: str, seed: int) -> None:
+    """Raises when the story of this seed does not end as it should."""
+    if kind == "numpy":
+        from tests.process import test_exactly_once as exactly_once
+
+        exactly_once.check(exactly_once.write_story(seed))
+    elif kind == "torch":
+        from tests.process import torch_chaos
+
+        torch_chaos.check(torch_chaos.write_story(seed))
+    else:
+        from tests.process import test_nothing_lost_keras as keras_runs
+
+        keras_runs.check(kind, 4, keras_runs.choose_strikes(kind, seed, 3, 4))
+
+
+def kinds() -> Iterator[str]:
+    """Mostly short stories; those that import other frameworks, which takes long, now and then."""
+    for number in itertools.count():
+        for _ in range(25):
+            yield "numpy"
+            yield "torch"
+        yield LONG[number % len(LONG)]
+
+
+def replay(kind: str, seed: int) -> str:
+    return f"{sys.executable} -m tests.process.soak --replay {kind} {seed}"
+
+
+def soak(minutes: float, first: int) -> int:
+    end = time.monotonic() + 60 * minutes
+    told: Counter[str] = Counter()
+    failed: list[str] = []
+    for seed, kind in zip(itertools.count(first), kinds(), strict=False):
+        is_due = time.monotonic() < end
+        if not is_due and (kind in LONG or all(told[name] >= least for name, least in LEAST.items())):
+            break
+        told[kind] += 1
+        try:
+            check(kind, seed)
+        except Exception:
+            failed.append(replay(kind, seed))
+            print(f"{failed[-1]}\n{traceback.format_exc()}", flush=True)
+    stories = ", ".join(f"{number} {kind}" for kind, number in sorted(told.items()))
+    print(f"stories told: {stories}; failed: {len(failed)}")
+    print("\n".join(failed), end="\n" if failed else "")
+    return len(failed)
 
 
 def main() -> None:
-    end = time.monotonic() + 60 * float(sys.argv[1])
-    seed = first = int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time()) % 10**6 * 1000
-    failed: list[int] = []
-    while time.monotonic() < end:
-        try:
-            check(write_story(seed))
-        except AssertionError as error:
-            failed.append(seed)
-            print(f"seed {seed}: {error}", flush=True)
-        seed += 1
-    print(f"{seed - first} stories from seed {first}: {len(failed)} failed {failed or ''}")
-    sys.exit(bool(failed))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("minutes", nargs="?", type=float, default=10)
+    parser.add_argument("--from", dest="seed", type=int, default=int(time.time()) % 10**6 * 1000)
+    parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
+    given = parser.parse_args()
+    if given.replay:
+        check(given.replay[0], int(given.replay[1]))
+        print("this story ends well")
+        return
+    print(f"seeds from {given.seed} on", flush=True)
+    sys.exit(bool(soak(given.minutes, given.seed)))
 
 
 if __name__ == "__main__":

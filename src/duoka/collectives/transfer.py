@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
+
+_LENGTH = struct.Struct("<I")
 
 
 def write_header(array: Array) -> bytes:
@@ -51,3 +54,21 @@ def get(place: Array, array: Array, start: int) -> None:
     """Read the part of an array that begins at this byte."""
     data = array.reshape(-1).view(np.uint8)[start : start + place.size]
     data[:] = place[: data.size]
+
+
+def pack_array(array: Array) -> bytes:
+    """An array of any type that can be sent, as bytes."""
+    header = write_header(array)
+    return _LENGTH.pack(len(header)) + header + np.ascontiguousarray(array).tobytes()
+
+
+def unpack_array(data: bytes) -> Array:
+    """
+    >>> unpack_array(pack_array(np.arange(3)))
+    array([0, 1, 2])
+    """
+    (length,) = _LENGTH.unpack_from(data)
+    start = _LENGTH.size + length
+    array = read_header(data[_LENGTH.size : start])
+    get(np.frombuffer(data, np.uint8)[start:], array, 0)
+    return array

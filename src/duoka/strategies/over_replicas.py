@@ -14,8 +14,7 @@ import numpy as np
 from duoka.collectives.arrays import Array, check_alike, check_weights
 from duoka.collectives.collective import Collective
 from duoka.collectives.survivors import add_up, gather
-from duoka.collectives.transfer import get, put, read_header, write_header
-from duoka.collectives.values import decode, encode
+from duoka.collectives.transfer import pack_array, unpack_array
 from duoka.errors import MismatchError
 
 
@@ -48,10 +47,12 @@ class OverReplicas:
     def gather(self, carried: Sequence[tuple[str, Array]]) -> list[tuple[str, Array]]:
         """Every replica's kind and array, in order, from one for each replica of this worker."""
         replicas = self._replicas_for(carried, is_list=True)
-        values = {replica: _encode(*value) for replica, value in zip(replicas, carried, strict=True)}
+        packed = [kind.encode() + b"\n" + pack_array(array) for kind, array in carried]
+        values = dict(zip(replicas, packed, strict=True))
         found = gather(self._collective, values, "of values")
         self._tell_lost("strategy.gather", [replica for replica, data in enumerate(found) if data is None])
-        return [_decode(data) for data in found if data is not None]
+        pairs = [data.split(b"\n", 1) for data in found if data is not None]
+        return [(kind.decode(), unpack_array(array)) for kind, array in pairs]
 
     def _replicas_for(self, values: Sequence[Any], is_list: bool) -> tuple[int, ...]:
         own = self._collective.own_replicas
@@ -75,16 +76,3 @@ class OverReplicas:
                 f"{call} goes without replica{several} {', '.join(map(str, lost))}: lost with a worker before its value"
                 " came, and nobody else has it (strategy.evaluate, and numbers handed in by loop bodies, lose nothing)"
             )
-
-
-def _encode(kind: str, array: Array) -> bytes:
-    data = np.empty(array.nbytes, np.uint8)
-    put(data, np.asarray(array, order="C"), 0)
-    return encode([kind, write_header(array).decode(), data])
-
-
-def _decode(data: bytes) -> tuple[str, Array]:
-    kind, header, content = decode(data)
-    array = read_header(header.encode())
-    get(content, array, 0)
-    return kind, array

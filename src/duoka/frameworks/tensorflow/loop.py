@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
+from duoka.collectives.survivors import add_up, gather
+from duoka.collectives.transfer import pack_array, unpack_array
+from duoka.collectives.values import decode, encode
 from duoka.data.shares import share
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
@@ -247,32 +250,44 @@ class Loop:
 
         def reduce(joined: Array, lengths: Array, replicas: Array, rows: Array) -> Array:
             parts = self._of_local(np.split(joined, np.cumsum(lengths)[:-1]), replicas.tolist())
-            return self._reduce_on_host(is_mean, parts, rows.tolist(), axis)
+            return self._reduce_on_host(is_mean, parts, dict(zip(parts, rows.tolist(), strict=True)), axis)
 
         arguments = [joined, value.lengths, value.replicas, value.rows]
         (result,) = self._host.call(reduce, arguments, [(shape, dtype.name)])
         return result
 
-    def _reduce_on_host(self, is_mean: bool, parts: list[Array], rows: list[int], axis: int | None) -> Array:
+    def _reduce_on_host(self, is_mean: bool, parts: dict[int, Array], rows: dict[int, int], axis: int | None) -> Array:
         """Without an axis, means are weighted by rows. Replicas without rows are left out."""
-        dtype = parts[0].dtype
+        dtype = next(iter(parts.values())).dtype
         wide = dtype if dtype.kind in "iufc" and dtype.itemsize >= 4 else np.dtype(np.float32)
         if axis is None:
             shape = self._common_shape(parts, rows)
-            parts = [part if count else np.zeros(shape, dtype) for part, count in zip(parts, rows, strict=True)]
-            counts = [float(count) for count in rows]
-            parts = [part.astype(wide) * count if is_mean else part for part, count in zip(parts, counts, strict=True)]
+            parts = {r: part if rows[r] else np.zeros(shape, dtype) for r, part in parts.items()}
+            counts = {r: float(count) for r, count in rows.items()}
+            parts = {r: part.astype(wide) * counts[r] if is_mean else part for r, part in parts.items()}
         else:
-            counts = [float(part.shape[axis]) for part in parts]
-            parts = [part.sum(axis=axis, dtype=wide) for part in parts]
-        total = self._collective.all_reduce(parts, "sum")
-        if is_mean:
-            total = total / self._collective.all_reduce([np.float64(count).reshape(1) for count in counts], "sum")[0]
+            counts = {r: float(part.shape[axis]) for r, part in parts.items()}
+            parts = {r: part.sum(axis=axis, dtype=wide) for r, part in parts.items()}
+        total = self._add_up(parts, counts if is_mean else None)
         return np.asarray(total).astype(dtype)
 
-    def _common_shape(self, parts: list[Array], rows: list[int]) -> tuple[int, ...]:
-        mine = [np.array([count > 0, *part.shape], np.int64) for part, count in zip(parts, rows, strict=True)]
-        shapes = {tuple(shape[1:].tolist()) for shape in self._collective.all_gather(mine) if shape[0]}
+    def _add_up(self, parts: dict[int, Array], counts: dict[int, float] | None) -> Array:
+        """Divided by the sum of counts, if there are any. What was lost with a worker is in neither of the two."""
+        while True:
+            total = add_up(self._collective, parts, dict.fromkeys(parts), is_mean=False)
+            if counts is None:
+                break
+            ones = {replica: np.float64(count).reshape(1) for replica, count in counts.items()}
+            divisor = add_up(self._collective, ones, dict.fromkeys(ones), is_mean=False)
+            if divisor.lost == total.lost:
+                break
+        self._tell_lost("strategy.reduce", total.lost)
+        return total.value if counts is None else total.value / divisor.value[0]
+
+    def _common_shape(self, parts: dict[int, Array], rows: dict[int, int]) -> tuple[int, ...]:
+        mine = {r: encode(list(part.shape) if rows[r] else None) for r, part in parts.items()}
+        heard = [decode(data) for data in gather(self._collective, mine, "of shapes") if data is not None]
+        shapes = {tuple(shape) for shape in heard if shape is not None}
         if len(shapes) > 1:
             raise MismatchError(
                 f"strategy.reduce was given values of different shapes: {', '.join(map(str, sorted(shapes)))}.",
@@ -281,15 +296,22 @@ class Loop:
             )
         return shapes.pop()
 
-    def _of_local(self, parts: list[Array], replicas: list[int]) -> list[Array]:
-        """In the order in which the collective wants them."""
-        if tuple(replicas) != tuple(self._collective.replicas):
+    def _of_local(self, parts: Sequence[Array], replicas: list[int]) -> dict[int, Array]:
+        """By replica; of those that this worker has inherited since it has none."""
+        if not set(replicas) <= set(self._collective.replicas):
             raise MismatchError(
-                "A worker was lost before its replicas' values were reduced.",
+                "A worker was lost, and replicas have been dealt anew since these values were computed.",
                 why="what strategy.run returned lies with the workers that have computed it.",
-                do="start again from the last checkpoint, or return numbers: they are exchanged with the step.",
+                do="reduce or gather it before the next strategy.run, or return numbers: they travel with the step.",
             )
-        return parts
+        return dict(zip(replicas, parts, strict=True))
+
+    def _tell_lost(self, call: str, lost: Sequence[int]) -> None:
+        if lost:
+            self.tell_once(
+                f"{call} after step {self.step} goes without replica {', '.join(map(str, lost))}, lost with a worker"
+                " that alone had computed it; numbers (tensors without dimensions) travel with the step"
+            )
 
     def gather(self, value: Any, axis: int) -> Any:
         """Every replica's value, one behind the other along an axis, on every worker."""
@@ -309,14 +331,15 @@ class Loop:
             )
         _refuse_text(value)
 
-        def gather(joined: Array, lengths: Array, replicas: Array) -> Array:
-            parts = np.split(joined, np.cumsum(lengths)[:-1])
-            parts = self._of_local(parts, [int(number) for number in replicas])
-            return np.concatenate(self._collective.all_gather(parts), axis)
+        def gather_parts(joined: Array, lengths: Array, replicas: Array) -> Array:
+            parts = self._of_local(np.split(joined, np.cumsum(lengths)[:-1]), replicas.tolist())
+            found = gather(self._collective, {r: pack_array(part) for r, part in parts.items()}, "of what ran")
+            self._tell_lost("strategy.gather", [replica for replica, data in enumerate(found) if data is None])
+            return np.concatenate([unpack_array(data) for data in found if data is not None], axis)
 
         shape = [None] * len(value.joined.shape)
         arguments = [value.joined, value.lengths, value.replicas]
-        (result,) = self._host.call(gather, arguments, [(shape, value.joined.dtype.name)])
+        (result,) = self._host.call(gather_parts, arguments, [(shape, value.joined.dtype.name)])
         return result
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
