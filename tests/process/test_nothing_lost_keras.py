@@ -29,7 +29,15 @@ BACKENDS = [pytest.param(kind, marks=getattr(pytest.mark, backend)) for kind, ba
 
 
 def run(kind: str, num_workers: int, plan: list[dict], folder: Path) -> Ended:
-    words = ["--devices", str(num_workers), "--replicas", str(REPLICAS), str(SCRIPT), kind.partition("-")[0]]
+    words = [
+        "--no-respawn",
+        "--devices",
+        str(num_workers),
+        "--replicas",
+        str(REPLICAS),
+        str(SCRIPT),
+        kind.partition("-")[0],
+    ]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
     started = Run(
         folder,

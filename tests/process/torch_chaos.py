@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import psutil
@@ -108,7 +108,8 @@ def run(story: Story, calm: Calm | None = None) -> tuple[Launched, list[str]]:
         return train(Mirrored(), victim, story.size)
 
     said: list[str] = []
-    return launch(plan_for(story.num_workers, story.num_replicas), in_worker, said.append), said
+    plan = replace(plan_for(story.num_workers, story.num_replicas), respawn=False)
+    return launch(plan, in_worker, said.append), said
 
 
 @lru_cache
