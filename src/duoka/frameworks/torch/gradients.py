@@ -115,7 +115,7 @@ class Gradients:
         body = self._loop.body
         if self._depth == 0 and body is not None:
             self._loop.is_in_backward = True
-            body.loss = float(roots[0]) if roots and roots[0].numel() == 1 and not roots[0].is_complex() else 0.0
+            body.loss = _as_number(roots[0]) if roots else 0.0
             body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
             if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
                 self._start_over_with_whole_shares(body)
@@ -365,6 +365,10 @@ class Gradients:
         self._collective.end_step()
         self._loop.batch += 1
         self._loop.step += 1
+
+
+def _as_number(root: torch.Tensor) -> float:
+    return float(root.detach()) if root.numel() == 1 and not root.is_complex() else 0.0
 
 
 def _not_exchanged(which: str, parameter: torch.Tensor) -> MismatchError:
