@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_workers
-from tests.process.scripts import run
+from tests.process.scripts import run, start
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -133,6 +133,45 @@ def test_a_wait_costs_no_signal_before_its_deadline(tmp_path):
     ended = run(tmp_path, source)
     assert (ended.code, ended.said()) == (0, []), ended.err
     assert time.monotonic() - begin > 1
+
+
+TORCH = """
+import hashlib, os, signal, sys
+import duoka
+import torch
+strategy = duoka.Mirrored(devices=3, replicas=4, deadline_s=4)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+rows = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
+loader = torch.utils.data.DataLoader(rows, batch_size=12, shuffle=True)
+model, optimizer, loader = strategy.prepare(model, optimizer, loader)
+for epoch in strategy.epochs(2):
+    for number, (x, y) in strategy.enumerate(loader):
+        if (epoch, number, strategy.worker) == (0, 5, 1) and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "x").close()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+if strategy.is_main:
+    state = [*model.parameters(), *(part for each in optimizer.state.values() for part in each.values())]
+    data = b"".join(tensor.detach().numpy().tobytes() for tensor in state)
+    print("weights and moments", hashlib.sha256(data).hexdigest(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+def test_a_worker_of_a_pytorch_run_that_is_stopped_is_killed_and_no_bit_of_weights_and_optimizer_changes(tmp_path):
+    calm = start(tmp_path / "calm", TORCH).finish(80, leaves=["torchinductor_"])
+    struck = start(tmp_path / "struck", TORCH, str(tmp_path / "is stopped")).finish(80, leaves=["torchinductor_"])
+    assert (calm.code, struck.code) == (0, 0), struck.err
+    assert (tmp_path / "is stopped").exists()
+    (loss,) = [line for line in struck.said() if "was stopped (SIGSTOP) for " in line]
+    assert loss.startswith("worker 1 ") and loss.endswith("2 workers go on (generation 1).")
+    assert struck.out == calm.out and "weights and moments" in calm.out
 
 
 # The same among forks, which start faster.

@@ -141,6 +141,16 @@ def test_one_that_comes_in_time_for_the_second_look_is_not_even_mentioned():
     assert scene.look_for(5 * DEADLINE_S) == []
 
 
+def test_a_second_one_that_waits_does_not_hasten_the_look_that_needs_a_stack():
+    scene = Scene()
+    scene.wait(0, 1)
+    scene.look_for(0)
+    scene.now += 0.01
+    scene.wait(2, 1)
+    assert scene.look_for(0.1) == []
+    assert kinds(scene.look_for(0.3)) == [("Warned", 1)]
+
+
 def test_one_that_waits_itself_is_not_to_blame():
     scene = Scene()
     scene.wait(0, 1, 2)

@@ -183,7 +183,9 @@ class Meeting:
 
     def _begin_wait(self, phase: str, deadline_s: float) -> Patience:
         self._waits += 1
-        facts = {"phase": phase, "step": self.steps, "wait": self._waits}
+        # As the user counts: our own steps are evaluations, too.
+        step = self.work.step if self.work is not None and self.work.is_under_way else self.steps
+        facts = {"phase": phase, "step": step, "wait": self._waits}
         return Patience(self._link, self._clock, deadline_s, self._pace.lengthen, facts)
 
     def _tell(self, patience: Patience, missing: Sequence[int]) -> None:

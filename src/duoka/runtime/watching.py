@@ -119,8 +119,9 @@ class Watching:
     _next_look: float | None = None
 
     def hear(self, waiter: int, wait: Wait, now: float) -> None:
+        if self._next_look is None or not self._late_waits():
+            self._next_look = now  # else it is soon, and not to come before a stack that was asked for
         self._waits[waiter] = wait
-        self._next_look = now
 
     def hear_end(self, waiter: int) -> None:
         self._waits.pop(waiter, None)
