@@ -82,6 +82,7 @@ def test_a_long_computation_on_one_worker_is_waited_for_with_one_warning_that_sh
     assert "in spin" in ended.log(1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_sleeps_for_ever_is_lost_and_its_stack_is_shown(tmp_path, reference):
     ended = run(tmp_path, steps("time.sleep(1000)"), "strike")
     assert (ended.code, ended.out) == (0, reference), ended.err
@@ -119,6 +120,7 @@ def test_work_of_the_main_worker_alone_that_only_sleeps_is_named_with_what_to_do
     assert 'script.py", line 6 in <module>' in ended.err
 
 
+@pytest.mark.slow
 def test_a_wait_costs_no_signal_before_its_deadline(tmp_path):
     """Native calls that a signal interrupts are left alone while nobody is late."""
     source = """
@@ -254,6 +256,7 @@ def test_signs_of_life_keep_a_worker_from_being_lost(calm, live):
     assert said and all(line.startswith("worker 1 (cpu:0/v1) has not arrived at step 4 for ") for line in said)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_that_goes_on_in_time_is_not_lost(calm):
     def stop_for_a_while() -> None:
         me = os.getpid()

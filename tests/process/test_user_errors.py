@@ -40,7 +40,7 @@ for step in range(9):
     "raises, shown",
     [
         ("raise ValueError('bad rows')", "ValueError: bad rows"),
-        ("raise MemoryError('no room')", "MemoryError: no room"),
+        pytest.param("raise MemoryError('no room')", "MemoryError: no room", marks=pytest.mark.slow),
     ],
     ids=["ValueError", "MemoryError"],
 )
@@ -58,6 +58,7 @@ def test_an_error_between_two_steps_names_the_last_one(tmp_path):
     check(ended, "1 worker stopped because worker 0 (cpu:0/v0) failed after step 4:", "KeyError: 'between'")
 
 
+@pytest.mark.slow
 def test_errors_of_duoka_itself_say_where_they_are_in_their_own_words(tmp_path):
     source = NUMPY.format(raises="return numpy.ones(4)")
     ended = run(tmp_path, source)
