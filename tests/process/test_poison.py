@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_workers
+from tests.process.scripts import start
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -123,3 +124,35 @@ def test_a_replica_in_which_two_workers_hang_in_turn_is_named():
     )
     assert told.outcome.exit_code == 75, told.said
     assert "were stuck in the same place, at replica 2 at step 5" in told.outcome.failure["traceback"]
+
+
+TORCH = """
+import ctypes, faulthandler, sys
+import duoka
+import torch
+strategy = duoka.Mirrored(devices=3)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+rows = torch.arange(60.0).reshape(-1, 1).repeat(1, 2)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=6)
+model, optimizer, loader = strategy.prepare(model, optimizer, loader)
+for (x,) in loader:
+    if float(x[0, 0]) == 34:  # replica 2 of step 5
+        faulthandler.disable()
+        ctypes.string_at(0)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_rows_that_crash_a_pytorch_body_end_the_run_at_the_second_crash_and_are_named(tmp_path):
+    ended = start(tmp_path, TORCH).finish(90, leaves=["torchinductor_"])
+    assert ended.code == 139, ended.err
+    first, *_, last = ended.said()
+    assert first == "worker 2 (cpu:0/v2) was ended by SIGSEGV; 2 workers go on (generation 1)."
+    assert last.startswith("1 worker stopped because worker ") and last.endswith(" failed:")
+    assert "WorkerLost: Replica 2 at step 5 has ended two workers in turn: worker 2 (cpu:0/v2) by SIGSEGV," in ended.err
