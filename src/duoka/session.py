@@ -46,6 +46,7 @@ from duoka.runtime.plan import Plan, choose_transport, read_flag, read_seconds, 
 from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
 from duoka.runtime.seeds import seed_everything
 from duoka.runtime.worker import Attachment, attachment
+from duoka.strategies.borders import Borders
 from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Adapter, Loop, Options, Request
 from duoka.topology.membership import Membership
@@ -64,6 +65,7 @@ class WorkerSession:
         self.device = plan.devices[worker]
         self._display: Display | None = None
         self._logs_placement = False
+        self.borders = Borders()
 
     @property
     def num_workers(self) -> int:
@@ -80,7 +82,12 @@ class WorkerSession:
         return adapter
 
     def _complete(self, options: Options) -> Options:
-        return replace(options, transport=self._plan.transport, sees_only_its_card=attachment() is not None)
+        return replace(
+            options,
+            transport=self._plan.transport,
+            sees_only_its_card=attachment() is not None,
+            borders=self.borders,
+        )
 
     def loop(self, strategy: Any, options: Options) -> Loop:
         loops = importlib.import_module("duoka.frameworks.tensorflow.loop")

@@ -153,9 +153,13 @@ class Mirrored(Loops):
             raise MismatchError(f"accumulate({num_batches!r}).", do="give a number of batches, 1 or more.")
         self._adapter.accumulate(num_batches)
 
-    def epochs(self, num_epochs: int) -> range:
-        """The epochs of a run, from where it stands."""
-        return range(num_epochs)
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """The epochs of a run, from where it stands: a resumed one does not go through its finished epochs again.
+
+        >>> for epoch in strategy.epochs(10):  # doctest: +SKIP
+        ...     train(loader)
+        """
+        return iter(range(num_epochs)) if self._adapter is None else self._adapter.epochs.walk(num_epochs)
 
     def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Like enumerate(), with one number for all replicas of a global batch."""
@@ -164,7 +168,7 @@ class Mirrored(Loops):
             if self._adapter is None or self._adapter.count is None:
                 yield position, batch  # no body of a global batch: an evaluation loop, or a loader that is not prepared
                 continue
-            start = self._adapter.batch if start is None else start
+            start = self._adapter.batch - self._adapter.first_batch if start is None else start
             yield self._adapter.batch - start, batch
 
     def prepare(self, *objects: Any) -> Any:

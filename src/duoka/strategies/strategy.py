@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
+from duoka.data.position import Epochs
 from duoka.devices.device import Device
+from duoka.strategies.borders import Borders
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Options:
     sees_only_its_card: bool = True  # a worker of a run does; a process alone sees all of them
     log_placement: bool = False
     check_every: int | None = 100  # steps between two checks that replicas are equal; 0 and None: never
+    borders: Borders = field(default_factory=Borders)  # whom an adapter tells of the moments between steps
 
 
 class Evaluation(Protocol):
@@ -136,6 +139,27 @@ class Adapter(Protocol):
 
     def evaluate(self, function: Callable[[Any], Any], loader: Any) -> Any:
         """sum / count of what the function returns for the batches of a loader, over all replicas."""
+        ...
+
+    @property
+    def epochs(self) -> Epochs:
+        """The loops over `strategy.epochs`."""
+        ...
+
+    @property
+    def first_batch(self) -> int:
+        """The number, in its pass, of the batch that the loop under way began with: not 0 in a pass that is resumed."""
+        ...
+
+    def capture(self) -> dict[str, Any]:
+        """The whole state of the run at a border between steps: tensors, which are not copied, and plain values."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put a captured state back, outside of loops or at a border; its tensors belong to the run from then on.
+
+        The script, which begins at its top, is led to the exact next batch: what it does up to there has happened.
+        """
         ...
 
 

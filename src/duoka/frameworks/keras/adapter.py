@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from duoka.collectives.collective import Collective
+from duoka.data.position import Epochs
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.exchange.checks import Checks
@@ -63,6 +64,8 @@ class KerasAdapter:
         self._placement_log = make_placement_log(collective, device, self.options)
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self.evaluation = NoEvaluation()
+        self.epochs = Epochs()
+        self.first_batch = 0
         self.tensors = PlainTensors()
         if len(collective.workers) > 1:
             watch_outsiders(self.tell_once)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,3 +71,14 @@ class Accumulation:
         else:
             self.batches_before += 1
             self._count += self._count_of_batch
+
+    def capture(self, named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What has been added up so far, at a border between batches."""
+        sums = {name: self._sums[id(p)] for name, p in named.items() if id(p) in self._sums}
+        before = self.batches_before
+        return {"num_batches": self.num_batches, "batches_before": before, "count": self._count, "sums": sums}
+
+    def restore(self, state: dict[str, Any], named: Mapping[str, torch.Tensor]) -> None:
+        self.num_batches = state["num_batches"] if self.num_batches == 1 else self.num_batches
+        self.batches_before, self._count = state["batches_before"], state["count"]
+        self._sums = {id(named[name]): total.to(named[name].device, copy=True) for name, total in state["sums"].items()}

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
+from duoka.data.position import Epochs
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.exchange.checks import Checks
@@ -21,6 +22,7 @@ from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.telling import Telling
 from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.backward import listen_to_backward
+from duoka.frameworks.torch.capture import Capture, Parts
 from duoka.frameworks.torch.contributions import Contributions, Kind, Pending, mean_of, tree_sum, weighed
 from duoka.frameworks.torch.course import Course
 from duoka.frameworks.torch.determinism import use_deterministic_kernels
@@ -51,13 +53,12 @@ class TorchAdapter:
         self.device = device
         self.options = options or Options()
         self.loop = Loop(seed, collective.num_replicas)
-        self._models: list[nn.Module] = []
-        self._optimizers: list[Any] = []
+        self._parts = Parts()
+        self._models, self._optimizers = self._parts.models, self._parts.optimizers
         self.tell_once = Telling(collective).tell_once
         self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once)
         self.tensors = Tensors(device)
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
-        self._num_schedulers = self._num_scalers = 0
         self._prepared: dict[int, Any] = {}
         self._contributions = Contributions(self.tell_once)
         self.gradients = Gradients(
@@ -78,6 +79,12 @@ class TorchAdapter:
             self.checks,
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
+            at_start=lambda: self.options.borders.at_start(self),
+            at_border=lambda: self.options.borders.at_border(self),
+        )
+        self.epochs = Epochs(lambda: self.options.borders.at_start(self), self._begin_epoch, self._end_epochs)
+        self._capture = Capture(
+            self._parts, self.loop, self.gradients, self.evaluation, self.epochs, self.gradients.refresh
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
         if self.loop.is_managed:
@@ -122,14 +129,16 @@ class TorchAdapter:
         if isinstance(thing, torch.optim.Optimizer):
             return self._prepare_optimizer(thing)
         if isinstance(thing, DataLoader):
-            return PreparedLoader(thing, self._collective, self.loop, self.device, self._course)
+            loader = PreparedLoader(thing, self._collective, self.loop, self.device, self._course)
+            self._capture.add_loader(loader)
+            return loader
         if isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
-            self._num_schedulers += 1
-            hold_back(thing, ("step",), self.loop, f"scheduler {self._num_schedulers}")
+            self._parts.schedulers.append(thing)
+            hold_back(thing, ("step",), self.loop, f"scheduler {len(self._parts.schedulers)}")
             return thing
         if isinstance(thing, torch.amp.GradScaler):
-            self._num_scalers += 1
-            hold_back(thing, ("unscale_", "step", "update"), self.loop, f"scaler {self._num_scalers}")
+            self._parts.scalers.append(thing)
+            hold_back(thing, ("unscale_", "step", "update"), self.loop, f"scaler {len(self._parts.scalers)}")
             return thing
         raise MismatchError(
             f"A {type(thing).__name__} cannot be prepared.",
@@ -209,15 +218,39 @@ class TorchAdapter:
         return None if self.loop.body is None else self.loop.body.rows
 
     def accumulate(self, num_batches: int) -> None:
-        if self.loop.body is not None or self.gradients.accumulation.batches_before:
+        accumulation = self.gradients.accumulation
+        is_resumed = self.loop.is_replaying and num_batches == accumulation.num_batches
+        if self.loop.body is not None or (accumulation.batches_before and not is_resumed):
             raise MismatchError(
                 "accumulate was called in the middle of a batch, or of an accumulation.",
                 do="call strategy.accumulate(k) before the loop.",
             )
-        self.gradients.accumulation = Accumulation(num_batches)
+        if not is_resumed:
+            self.gradients.accumulation = Accumulation(num_batches)
         if num_batches > 1 and not self.loop.is_managed:
             self._start_managing()
             self._course.rescan()
+
+    @property
+    def first_batch(self) -> int:
+        return self.loop.first_batch
+
+    def capture(self) -> dict[str, Any]:
+        return self._capture.capture()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._capture.restore(state)
+
+    def _begin_epoch(self, is_resumed: bool) -> None:
+        for loader in self._parts.loaders:
+            loader.passes.begin_resumed_epoch() if is_resumed else loader.passes.begin_epoch()
+
+    def _end_epochs(self, is_resumed: bool) -> None:
+        if is_resumed:  # it was over when it was saved
+            for loader in self._parts.loaders:
+                loader.passes.leave_out_resumed()
+        self.loop.arrive()
+        self.options.borders.at_end(self)
 
     def weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:
         """The loss is a mean over `count` things (tokens), or, with None, a sum: gradients are weighted accordingly."""

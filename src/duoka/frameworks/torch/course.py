@@ -37,6 +37,8 @@ class Course:
         tell_once: Callable[[str], None],
         *,
         is_synced: bool,
+        at_start: Callable[[], None],
+        at_border: Callable[[], None],
     ) -> None:
         self._collective = collective
         self._loop = loop
@@ -46,6 +48,7 @@ class Course:
         self._models, self._optimizers, self._checks = models, optimizers, checks
         self.tell_once = tell_once
         self._is_synced = is_synced
+        self._at_start, self._at_border = at_start, at_border
         self._signature: tuple[Any, ...] = ()
         self._statistics = Statistics([])
         self._saved_statistics: list[torch.Tensor] = []
@@ -59,6 +62,12 @@ class Course:
         self.evaluation.forget_open_loops()
         if self._left is not None:
             raise self._left
+        if self._loop.body is None:
+            self._at_start()
+
+    def begin_step(self) -> None:
+        self._loop.arrive()
+        self._at_border()
 
     def begin_batch(self, num_rows: int, is_last: bool) -> None:
         self.rescan()

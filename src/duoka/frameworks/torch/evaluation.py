@@ -51,6 +51,13 @@ class Evaluation:
         self.replicas_of_last_loop: tuple[int, ...] | None = None
         self._num_evaluations = 0
 
+    def capture(self) -> list[int]:
+        return [self._num_loops, self._num_evaluations]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """What is drawn depends on how many there were before."""
+        self._num_loops, self._num_evaluations = state
+
     # Loops.
 
     def loop(self, loader: DataLoader[Any]) -> Iterator[Any]:

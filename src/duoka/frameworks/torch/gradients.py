@@ -53,6 +53,7 @@ class Gradients:
         self._outside: Outside | None = None
         self._grads_at_start: list[torch.Tensor | None] = []
         self._bases: list[torch.Tensor | None] = []  # what p.grad held before this backward
+        self._added_to: set[int] = set()  # parameters whose gradient the first backward of a batch was added to
         self._not_exchanged: set[int] = set()  # parameters with a gradient from a backward outside of bodies
         self._values_of_moved: dict[int, torch.Tensor] = {}
         self._digest_at_start = 0
@@ -121,6 +122,8 @@ class Gradients:
                 self._start_over_with_whole_shares(body)
             if not body.is_discarded:
                 self._set_aside()
+                if not body.backwards:
+                    self._added_to = {index for index, base in enumerate(self._bases) if base is not None}
         self._depth += 1
 
     def _set_aside(self) -> None:
@@ -135,6 +138,14 @@ class Gradients:
                 if base is self._grads_at_start[index]:
                     self._grads_at_start[index] = self._bases[index]
             parameter.grad = None
+
+    def list_added_to(self) -> set[int]:
+        """Parameters whose gradients are not thrown away after a step: the last batch was added to them."""
+        return {id(self._parameters[index]) for index in self._added_to if index < len(self._parameters)}
+
+    def refresh(self) -> None:
+        """Buffers have got other values, from a restored state."""
+        self._statistics.keep_still()
 
     def _put_back(self, taken: set[int]) -> None:
         """Where no gradient came, p.grad is what it was."""

@@ -11,11 +11,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from duoka.collectives.collective import Collective
+from duoka.data.position import Passes
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import count_rows, map_tensors, take_rows
-from duoka.frameworks.torch.order import digest, list_batches, seeded_order
+from duoka.frameworks.torch.order import digest, has_own_sampler, list_batches, seeded_order
 from duoka.frameworks.torch.randomness import seeded
 from duoka.frameworks.torch.source import Source, Unit, rows_of
 
@@ -35,6 +36,10 @@ class Hooks(Protocol):
     def evaluation(self) -> Evaluation: ...
 
     def begin_loop(self) -> None: ...
+
+    def begin_step(self) -> None:
+        """Everything of the batches before is done, and of the next one nothing has begun."""
+        ...
 
     def begin_batch(self, num_rows: int, is_last: bool) -> None: ...
 
@@ -67,7 +72,7 @@ class PreparedLoader:
         self._loop = loop
         self._device = device
         self._hooks = hooks
-        self._epoch = -1
+        self.passes = Passes()
         self._is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
         self._source = None if self._is_stream else Source(loader, loop.seed, collective.num_replicas, self._units)
 
@@ -89,14 +94,15 @@ class PreparedLoader:
         if self._hooks.is_evaluating():
             return self._evaluate()
         self._check_batch_size()
-        self._epoch += 1
         self._hooks.begin_loop()
-        return self._walk()
+        first = self.passes.begin()
+        return iter(()) if first is None else self._walk(first)
 
-    def _walk(self) -> Iterator[Any]:
+    def _walk(self, first: int) -> Iterator[Any]:
         try:
-            yield from self._run(self._stream() if self._is_stream else self._indexed())
+            yield from self._run(self._stream(first) if self._is_stream else self._indexed(first), first)
         finally:
+            self.passes.end()
             if self._source is not None:
                 self._source.end()
 
@@ -109,28 +115,50 @@ class PreparedLoader:
                 do=f"use batch_size={self._collective.num_replicas} or more, or fewer replicas.",
             )
 
-    def _indexed(self) -> Iterator[tuple[int, Load]]:
+    def _indexed(self, first: int) -> Iterator[tuple[int, Load]]:
         """The rows of each global batch, and how to load a body's part of them."""
         assert self._source is not None
-        batches = list_batches(self._loader, self._loop.seed, self._epoch)
-        self._loop.order = digest(batches)
-        self._source.begin(batches, self._epoch)
-        for position, batch in enumerate(batches):
-            yield len(batch), partial(self._source.load, position)
+        number = self.passes.number
+        batches = self._list_batches()
+        self._loop.order = self.passes.order = digest(batches)
+        self._check_order(batches)
+        self._source.begin(batches, number)
+        for position in range(first, len(batches)):
+            yield len(batches[position]), partial(self._source.load, position)
 
-    def _stream(self) -> Iterator[tuple[int, Load]]:
+    def _list_batches(self) -> list[list[Any]]:
+        if self.passes.is_resumed and has_own_sampler(self._loader):
+            for before in range(self.passes.number):
+                list_batches(self._loader, self._loop.seed, before)  # it may count its passes, or remember them
+        return list_batches(self._loader, self._loop.seed, self.passes.number)
+
+    def _check_order(self, batches: list[list[Any]]) -> None:
+        expected = self.passes.expected_order()
+        if expected not in ("", self.passes.order):
+            raise MismatchError(
+                f"Pass {self.passes.number + 1} over a loader has another order than in the run that is resumed.",
+                why=f"{len(batches)} batches, fingerprint {self.passes.order}; it was {expected}.",
+                do="use the dataset, the batch size and the sampler of that run, or begin a new one.",
+            )
+
+    def _stream(self, first: int) -> Iterator[tuple[int, Load]]:
         """Every worker reads everything and keeps its share."""
         if self._collective.num_replicas > 1:
             what = "an IterableDataset" if isinstance(self._loader.dataset, IterableDataset) else "batch_size=None"
             self._hooks.tell_once(f"{what}: every worker reads all of it, and keeps its share of each batch")
-        with seeded_order(self._loader, self._loop.seed, self._epoch):
+        if first:
+            self._hooks.tell_once(f"a stream is read from its beginning: {first} batches are skipped")
+        number = self.passes.number
+        with seeded_order(self._loader, self._loop.seed, number):
             batches = iter(self._loader)
         for position in itertools.count():
             # A stream of its own for every batch: it may be read within the body of a loader that leads.
-            with seeded(derive("stream", self._loop.seed, self._epoch, position)):
+            with seeded(derive("stream", self._loop.seed, number, position)):
                 batch = next(batches, _END)
             if batch is _END:
                 return
+            if position < first:
+                continue
             rows = count_rows(batch)
             if not rows:
                 raise MismatchError(
@@ -148,8 +176,10 @@ class PreparedLoader:
         replicas = self._collective.replicas
         return [replicas] if self._loop.runs_whole_shares else [(replica,) for replica in replicas]
 
-    def _run(self, batches: Iterable[tuple[int, Load]]) -> Iterator[Any]:
+    def _run(self, batches: Iterable[tuple[int, Load]], first: int) -> Iterator[Any]:
         """Lead the loop; or, where another loader leads it already, follow its replicas."""
+        if self._loop.body is None:
+            self._loop.first_batch = first
         reader = _OneAhead(batches)
         followed = _Followed()
         while (current := reader.current) is not None:
@@ -163,14 +193,18 @@ class PreparedLoader:
             elif followed.is_next_batch(leader, self._loop.batch):
                 reader.advance()
             else:
+                if followed.is_first_answer(self._loop.batch):
+                    self.passes.give()
                 yield self._to_device(current[1](leader.replicas))
         if self._loop.body is None:
             self._hooks.end_loop()
 
     def _bodies(self, num_rows: int, load: Load, is_last: bool) -> Iterator[Any]:
         """One global batch: a body for each replica of this worker, and for those it inherits."""
+        if self._loop.body is None:
+            self._hooks.begin_step()
         self._hooks.begin_batch(num_rows, is_last)
-        outer = self._loop.body
+        self.passes.give()
         done: set[int] = set()
         is_first = True
         while remaining := [unit for unit in self._units() if not done.issuperset(unit)]:
@@ -193,7 +227,6 @@ class PreparedLoader:
                 break  # replicas inherited since then took part already: they were lost after the exchange
             if not body.is_discarded:
                 done.update(unit)
-        self._loop.body = outer
         self._hooks.end_batch()
 
     def _to_device(self, batch: Any) -> Any:
@@ -230,11 +263,17 @@ class _Followed:
     def __init__(self) -> None:
         self._batch: int | None = None
         self._body: Body | None = None
+        self._answered: int | None = None
 
     def ends(self) -> bool:
         """True once when the leader is gone: the batch that was followed last is done."""
         was_following, self._batch = self._batch is not None, None
         return was_following
+
+    def is_first_answer(self, batch: int) -> bool:
+        """True once for each batch of the leader."""
+        answered, self._answered = self._answered, batch
+        return answered != batch
 
     def is_next_batch(self, leader: Body, batch: int) -> bool:
         """True when the leader has gone on: then its follower goes on too."""

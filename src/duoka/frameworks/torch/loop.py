@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -29,6 +29,7 @@ class Body:
     loss: float = 0.0  # what its last backward began from
     is_nan: bool = False  # its loss is
     is_quiet: bool = False  # what is called now was recorded as a whole
+    outer: Body | None = None  # within which it runs: with one replica, loops may be walked side by side
     is_discarded: bool = False  # it turned out to need all rows of this worker at once, and runs again
 
     @property
@@ -81,6 +82,23 @@ class Loop:
         self.is_complete = False  # the batch of this body is: p.grad is whole
         self.is_in_backward = False
         self.is_due = True  # with this batch an update is due: not in the middle of an accumulation
+        self.first_batch = 0  # of the pass under way: not 0 in a pass that is resumed
+        self.updated: dict[int, int] = {}  # the batch in which each optimizer stepped last
+        self._arrive: Callable[[], None] | None = None
+
+    def replay_until(self, arrive: Callable[[], None]) -> None:
+        """A state was restored, and the script runs from its top: until the next body, what it does has happened."""
+        self._arrive = arrive
+
+    @property
+    def is_replaying(self) -> bool:
+        return self._arrive is not None
+
+    def arrive(self) -> None:
+        """The script has come to where the run is."""
+        if self._arrive is not None:
+            arrive, self._arrive = self._arrive, None
+            arrive()
 
     @property
     def may_step(self) -> bool:
@@ -89,7 +107,8 @@ class Loop:
 
     @contextmanager
     def run_body(self, replicas: tuple[int, ...], rows: int, total_rows: int) -> Iterator[Body]:
-        self.body, self.is_complete = Body(replicas, rows, total_rows), False
+        body = Body(replicas, rows, total_rows, outer=self.body)
+        self.body, self.is_complete = body, False
         try:
             if self.is_managed:
                 with seeded(derive("body", self.seed, self.batch, replicas[0])):
@@ -97,4 +116,12 @@ class Loop:
             else:
                 yield self.body
         finally:
-            self.body = None
+            self._leave(body)
+
+    def _leave(self, body: Body) -> None:
+        """It is over, and with it those within it. One that was left behind ends within a later one, which goes on."""
+        inner = self.body
+        while inner is not None and inner is not body:
+            inner = inner.outer
+        if inner is body:
+            self.body = body.outer

@@ -56,6 +56,8 @@ def _only_when_complete(method: Callable[..., Any], loop: Loop, call: str, is_up
     @functools.wraps(method)
     def call_when_complete(*args: Any, **kwargs: Any) -> Any:
         body = loop.body
+        if body is None and loop.is_replaying:
+            return None  # it has happened, and its effect was restored
         if body is None or not loop.is_managed:
             return method(*args, **kwargs)
         body.record(call)
@@ -80,13 +82,16 @@ def prepare_optimizer(optimizer: Any, loop: Loop, title: str, check: Callable[[A
 
     def checked_step(*args: Any, **kwargs: Any) -> Any:
         check(optimizer)
-        return step(*args, **kwargs)
+        result = step(*args, **kwargs)
+        loop.updated[id(optimizer)] = loop.batch
+        return result
 
     waiting_step = _only_when_complete(checked_step, loop, f"{title} step", is_update=True)
 
     @functools.wraps(step)
     def prepared_step(_: Any, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         if not loop.is_managed:
+            loop.updated[id(optimizer)] = loop.batch
             return step(*args, **kwargs) if closure is None else step(closure, *args, **kwargs)
         if loop.is_in_backward:
             raise MismatchError(

@@ -7,12 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.randomness import seeded
 
+# Samplers of PyTorch whose order follows from the seed alone, not from passes before.
+_WITHOUT_MEMORY = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _MOST_TIMES, _MOST_BATCHES = 20, 1_000_000  # how often an epoch may come by every sample, and some more
 
 
@@ -36,6 +45,12 @@ def _ending(sampler: Iterable[Any], loader: DataLoader[Any]) -> Iterator[Any]:
                 do="let the sampler end after an epoch, and loop over epochs.",
             )
         yield item
+
+
+def has_own_sampler(loader: DataLoader[Any]) -> bool:
+    """Whether the order may depend on how often it was drawn before."""
+    samplers = (loader.sampler, loader.batch_sampler)
+    return any(sampler is not None and type(sampler) not in _WITHOUT_MEMORY for sampler in samplers)
 
 
 @contextmanager

@@ -1,0 +1,264 @@
+"""The whole state of a PyTorch run at a border between steps, and back. Tensors are given as they are, not copied."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from duoka.data.position import Epochs
+from duoka.errors import CheckpointError
+from duoka.frameworks.torch.evaluation import Evaluation
+from duoka.frameworks.torch.gradients import Gradients
+from duoka.frameworks.torch.loader import PreparedLoader
+from duoka.frameworks.torch.loop import Loop
+
+FRAMEWORK = "torch"
+_OBJECTS = ("optimizers", "schedulers", "scalers")  # what has a state_dict of its own
+
+
+@dataclass
+class Parts:
+    """What a script has prepared, each kind in the order of preparing."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    scalers: list[Any] = field(default_factory=list)
+    loaders: list[PreparedLoader] = field(default_factory=list)
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and buffers of all models, each once, also those that a state_dict leaves out."""
+        seen: set[int] = set()
+        for number, model in enumerate(self.models):
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _name(number, name), tensor
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: tensor for name, tensor in self.named_tensors() if isinstance(tensor, nn.Parameter)}
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for number, model in enumerate(self.models):
+            for name, module in model.named_modules():
+                yield _name(number, name), module
+
+
+def _name(number: int, name: str) -> str:
+    """`0.weight`, or `model 2: 0.weight`."""
+    return name if number == 0 else f"model {number + 1}: {name}"
+
+
+class Capture:
+    """Takes a run's state apart, and puts it together again."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        loop: Loop,
+        gradients: Gradients,
+        evaluation: Evaluation,
+        epochs: Epochs,
+        refresh: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._loop = loop
+        self._gradients = gradients
+        self._evaluation = evaluation
+        self._epochs = epochs
+        self._refresh = refresh  # buffers have got other values
+        self._positions: list[dict[str, Any]] = []  # of loaders that are still to be prepared
+
+    def capture(self) -> dict[str, Any]:
+        parts, loop = self._parts, self._loop
+        assert loop.body is None, "a state was asked for within a loop body"
+        state: dict[str, Any] = {name: [thing.state_dict() for thing in getattr(parts, name)] for name in _OBJECTS}
+        return state | {
+            "framework": FRAMEWORK,
+            "tensors": dict(parts.named_tensors()),
+            "frozen": [name for name, p in parts.named_parameters().items() if not p.requires_grad],
+            "extra": {name: module.get_extra_state() for name, module in parts.named_modules() if _has_extra(module)},
+            "gradients": self._capture_gradients(),
+            "accumulation": self._gradients.accumulation.capture(parts.named_parameters()),
+            "moving": self._capture_moving(),
+            "step": loop.step,
+            "batch": loop.batch,
+            "whole_shares": loop.runs_whole_shares,
+            "last_calls": list(self._gradients.last_calls),
+            "epochs": self._epochs.capture(),
+            "loaders": [loader.passes.capture() for loader in parts.loaders] + self._positions,
+            "evaluations": self._evaluation.capture(),
+            "generators": capture_generators(),
+        }
+
+    def _capture_gradients(self) -> dict[str, torch.Tensor]:
+        """What is in `p.grad` and may be added to: not what the next body will certainly throw away."""
+        if self._gradients.accumulation.batches_before:
+            return {}
+        done = {id(p) for p in self._parts.named_parameters().values()} if self._loop.batch == 0 else set()
+        for optimizer in self._parts.optimizers:
+            if self._loop.updated.get(id(optimizer)) == self._loop.batch - 1:
+                done |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        done -= self._gradients.list_added_to()
+        named = self._parts.named_parameters().items()
+        return {name: p.grad.to_dense() for name, p in named if p.grad is not None and id(p) not in done}
+
+    def _capture_moving(self) -> list[list[str]]:
+        moving = self._gradients.moving
+        return [
+            [path, name]
+            for path, module in self._parts.named_modules()
+            for name in module._buffers
+            if (id(module), name) in moving
+        ]
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """All of it is checked before anything is changed."""
+        self._check(state)
+        parts, loop = self._parts, self._loop
+        with torch.no_grad():
+            for name, tensor in parts.named_tensors():
+                tensor.copy_(state["tensors"][name])
+        for name, parameter in parts.named_parameters().items():
+            parameter.requires_grad_(name not in state["frozen"])
+            saved = state["gradients"].get(name)
+            parameter.grad = None if saved is None else saved.to(parameter.device, copy=True)
+        for name, module in parts.named_modules():
+            if name in state["extra"]:
+                module.set_extra_state(state["extra"][name])
+        for kind in _OBJECTS:
+            for thing, saved in zip(getattr(parts, kind), state[kind], strict=True):
+                _load(thing, saved)
+        self._gradients.accumulation.restore(state["accumulation"], parts.named_parameters())
+        modules = dict(parts.named_modules())
+        self._gradients.moving |= {(id(modules[path]), name) for path, name in state["moving"]}
+        self._gradients.last_calls = list(state["last_calls"])
+        loop.step, loop.batch, loop.runs_whole_shares = state["step"], state["batch"], state["whole_shares"]
+        loop.updated = {}
+        self._refresh()
+        self._restore_position(state)
+
+    def _restore_position(self, state: dict[str, Any]) -> None:
+        here = [loader.passes.where for loader in self._parts.loaders]
+        self._epochs.resume(state["epochs"])
+        positions = list(state["loaders"])
+        for loader, position in zip(self._parts.loaders, positions, strict=False):
+            loader.passes.resume(position)
+        self._positions = positions[len(here) :]
+
+        def arrive() -> None:
+            self._evaluation.restore(state["evaluations"])
+            restore_generators(state["generators"])
+
+        saved = [(position["passes"], position["batches"], position["is_open"]) for position in positions]
+        if saved == here or not any(map(any, saved)):
+            arrive()  # it is here, or nothing has happened before it
+        else:
+            self._loop.replay_until(arrive)
+
+    def add_loader(self, loader: PreparedLoader) -> None:
+        """One that is prepared after a state was restored has its position in it."""
+        self._parts.loaders.append(loader)
+        if self._positions:
+            loader.passes.resume(self._positions.pop(0))
+
+    def _check(self, state: dict[str, Any]) -> None:
+        if state.get("framework") != FRAMEWORK:
+            raise CheckpointError(
+                f"The saved state is one of {state.get('framework')}, and this run trains with PyTorch.",
+                do="use another directory.",
+            )
+        _compare_tensors(dict(self._parts.named_tensors()), state["tensors"])
+        for kind in _OBJECTS:
+            have, saved = len(getattr(self._parts, kind)), len(state[kind])
+            if have != saved:
+                raise _other_run(
+                    f"it has {saved} {kind}, and {have} {'is' if have == 1 else 'are'} prepared here",
+                    "prepare the same objects before restoring, or begin a new run in another directory.",
+                )
+        for number, (optimizer, saved) in enumerate(zip(self._parts.optimizers, state["optimizers"], strict=True), 1):
+            _compare_groups(number, optimizer, saved)
+
+
+def _compare_tensors(here: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
+    """Name the first difference."""
+    for name, tensor in here.items():
+        if name not in saved:
+            raise _other_run(f"{name} {_form(tensor)} is in this model, and not in the saved one")
+        if _form(tensor) != _form(saved[name]):
+            raise _other_run(f"{name} is {_form(tensor)} here, and {_form(saved[name])} in the saved one")
+    for name, tensor in saved.items():
+        if name not in here:
+            raise _other_run(f"{name} {_form(tensor)} is in the saved model, and not in this one")
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _compare_groups(number: int, optimizer: Any, saved: dict[str, Any]) -> None:
+    have = [len(group["params"]) for group in optimizer.param_groups]
+    had = [len(group["params"]) for group in saved["param_groups"]]
+    if have != had:
+        raise _other_run(f"optimizer {number} has groups of {have} parameters here, and of {had} in the saved one")
+
+
+def _other_run(why: str, do: str = "use the model of that run, or begin a new run in another directory.") -> Any:
+    return CheckpointError("The saved state is of another model.", why=f"{why}.", do=do)
+
+
+def _has_extra(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _load(thing: Any, saved: dict[str, Any]) -> None:
+    try:
+        thing.load_state_dict(saved)
+        if isinstance(thing, torch.optim.Optimizer):
+            _keep_types(thing, saved)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"The saved state of a {type(thing).__name__} does not fit.", why=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _keep_types(optimizer: Any, saved: dict[str, Any]) -> None:
+    """An optimizer turns what it loads into its parameters' type; a state in another one would lose digits."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for position, values in saved["state"].items():
+        loaded = optimizer.state[parameters[position]]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and loaded[name].dtype != value.dtype:
+                loaded[name] = value.to(loaded[name].device)
+
+
+# Generators outside of loop bodies: one stream, common to all workers.
+
+
+def capture_generators() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    return {
+        "python": [version, np.array(words[:-1], np.uint32), words[-1], gauss],
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def restore_generators(state: dict[str, Any]) -> None:
+    version, words, last, gauss = state["python"]
+    random.setstate((version, (*words.tolist(), last), gauss))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"].cpu())
+    _restore_cuda(state["cuda"])
+
+
+def _restore_cuda(states: Sequence[torch.Tensor]) -> None:
+    for index, state in enumerate(states[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state.cpu(), index)

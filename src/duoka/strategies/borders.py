@@ -1,0 +1,44 @@
+"""The moments between two steps, when everything of the last one is done and nothing of the next has begun.
+
+All workers come by each of them, in the same order, with the same state. Whoever has something to do there (save,
+compare, hand the state to a newcomer, stop) adds a function; a framework's adapter tells when it is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duoka.strategies.strategy import Adapter
+
+Guest = Callable[["Adapter"], None]
+
+
+class Borders:
+    def __init__(self) -> None:
+        self._at_start: list[Guest] = []
+        self._at_border: list[Guest] = []
+        self._at_end: list[Guest] = []
+
+    def add(self, *, start: Guest | None = None, border: Guest | None = None, end: Guest | None = None) -> None:
+        """Call these at the start of loops, at each border between steps, at the end of a loop over epochs."""
+        given = ((self._at_start, start), (self._at_border, border), (self._at_end, end))
+        for guests, guest in given:
+            if guest is not None:
+                guests.append(guest)
+
+    def at_start(self, adapter: Adapter) -> None:
+        """The script is about to enter a loop, over epochs or over batches. `Adapter.restore` may still be called."""
+        for guest in self._at_start:
+            guest(adapter)
+
+    def at_border(self, adapter: Adapter) -> None:
+        """A global batch is about to begin; `Adapter.capture` gives the whole state of the run."""
+        for guest in self._at_border:
+            guest(adapter)
+
+    def at_end(self, adapter: Adapter) -> None:
+        """A loop over `strategy.epochs` has come to its end; `capture` gives the whole state, as at a border."""
+        for guest in self._at_end:
+            guest(adapter)

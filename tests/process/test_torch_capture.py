@@ -1,0 +1,249 @@
+"""A PyTorch run whose state is taken at a border between steps, and put into a script that begins at its top."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+
+from duoka.checkpoint.files import load_state, save_state
+from duoka.collectives.solo import solo
+from duoka.errors import CheckpointError, MismatchError
+from duoka.frameworks.saving import list_codecs
+from duoka.frameworks.torch.adapter import TorchAdapter
+from duoka.strategies.borders import Borders
+from duoka.strategies.strategy import Options
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+class Stop(Exception):
+    pass
+
+
+class Counting(Dataset := torch.utils.data.Dataset):  # type: ignore[misc]
+    """Remembers which rows were read."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._rows = torch.randn(48, 12, generator=generator), torch.randn(48, 3, generator=generator)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int):
+        self.read.append(index)
+        return self._rows[0][index] + 0.1 * torch.randn(12), self._rows[1][index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for _ in range(48):
+            yield torch.randn(12), torch.randn(3)
+
+
+class Reversing(Sampler):
+    """An order that depends on how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([(index + self.passes) % 48 for index in range(48)])
+
+    def __len__(self) -> int:
+        return 48
+
+
+class Setting:
+    """One script's worth of objects, as a run begins with them."""
+
+    def __init__(self, borders: Borders, num_replicas: int, **given) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        collective = solo(num_replicas, available_bytes=lambda: 2**40)
+        self.adapter = TorchAdapter(collective, 0, torch.device("cpu"), Options(borders=borders))
+        self.data = given.get("data") or Counting()
+        sampler = given.get("sampler")
+        shuffle = None if sampler or isinstance(self.data, IterableDataset) else True
+        loader = DataLoader(self.data, batch_size=given.get("batch_size", 10), shuffle=shuffle, sampler=sampler)
+        rows = TensorDataset(torch.arange(48.0).view(-1, 1))
+        model = nn.Sequential(
+            nn.Linear(12, given.get("width", 16)), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        things = (model, optimizer, loader, DataLoader(rows, batch_size=10, shuffle=True), scheduler, scaler)
+        self.model, self.optimizer, self.loader, self.other, self.scheduler, self.scaler = self.adapter.prepare(things)
+
+    def step(self, x, y, *, is_update: bool = True) -> None:
+        loss = ((self.model(x) - y) ** 2).mean()
+        self.scaler.scale(loss).backward()
+        if is_update:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+
+    def digest(self) -> str:
+        state = self.adapter.capture()
+        parts = [p.numpy().tobytes() for p in state["tensors"].values() if not p.requires_grad]
+        parts += [p.detach().numpy().tobytes() for p in state["tensors"].values()]
+        for values in state["optimizers"][0]["state"].values():
+            parts += [value.numpy().tobytes() for value in values.values()]
+        parts.append(repr((state["schedulers"], state["scalers"], state["step"], state["batch"])).encode())
+        parts += [torch.rand(3).numpy().tobytes(), np.random.rand(3).tobytes(), str(random.random()).encode()]
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def plain(run: Setting) -> None:
+    for _ in range(3):
+        torch.rand(1)  # drawn outside of bodies
+        for x, y in run.loader:
+            run.optimizer.zero_grad()
+            run.step(x, y)
+        run.scheduler.step()
+        random.random()
+
+
+def with_epochs(run: Setting) -> None:
+    for epoch in run.adapter.epochs.walk(2):
+        for x, y in run.loader:
+            run.step(x, y)
+        run.scheduler.step()
+        np.random.rand(epoch + 1)
+    for _ in run.adapter.epochs.walk(2):
+        for x, y in run.loader:
+            run.step(x, y)
+            if run.adapter.stepped and run.loader.passes.position[1] == 3:
+                break
+        for x, y in run.loader:
+            run.step(x * 2, y)
+        run.scheduler.step()
+
+
+def accumulating(run: Setting) -> None:
+    run.adapter.accumulate(4)
+    for _ in range(3):
+        for x, y in run.loader:
+            run.step(x, y)
+        run.scheduler.step()
+
+
+def accumulating_by_hand(run: Setting) -> None:
+    for _ in range(3):
+        for x, y in run.loader:
+            is_last_replica = run.adapter.position[0] % 3 == 2
+            loss = ((run.model(x) - y) ** 2).mean()
+            loss.backward()
+            if is_last_replica:
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+
+
+def two_loaders(run: Setting) -> None:
+    for epoch in range(3):
+        for (x, y), (z,) in zip(run.loader, run.other, strict=True):
+            run.step(x + z / 48, y)
+        if epoch:
+            for (z,) in run.other:
+                run.step(z.expand(-1, 12), z.expand(-1, 3) / 48)
+
+
+SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders]
+
+
+def run_from(path, state, script, num_replicas: int, stop_at: int | None = None, **given) -> tuple[str | None, Setting]:
+    """A run of the script, from a saved state or from the beginning, to a border or to its end."""
+    borders = Borders()
+
+    def leave(adapter) -> None:
+        if stop_at is not None and adapter.batch >= stop_at:
+            save_state(path, adapter.capture(), list_codecs())
+            raise Stop
+
+    borders.add(border=leave)
+    run = Setting(borders, num_replicas, **given)
+    if state is not None:
+        run.adapter.restore(load_state(state, list_codecs()))
+    try:
+        script(run)
+    except Stop:
+        return None, run
+    return run.digest(), run
+
+
+# With one replica the batches of loaders walked side by side are counted one by one: its counters differ, not its bits.
+@pytest.mark.parametrize(
+    ("script", "num_replicas"), [(s, r) for s in SCRIPTS for r in (1, 4) if (s, r) != (two_loaders, 1)]
+)
+def test_a_script_that_begins_again_with_a_captured_state_ends_with_the_same_bits(tmp_path, script, num_replicas):
+    calm, _ = run_from(tmp_path / "unused", None, script, num_replicas)
+    for border in (0, 1, 4, 5, 8, 12):
+        stopped, first = run_from(tmp_path / "one", None, script, num_replicas, border)
+        assert stopped is None and first.adapter.batch >= border
+        stopped, second = run_from(tmp_path / "two", tmp_path / "one", script, num_replicas, border + 2)
+        assert stopped is None and second.adapter.batch >= border + 2
+        final, third = run_from(tmp_path / "unused", tmp_path / "two", script, num_replicas)
+        assert final == calm, f"stopped before batches {border} and {border + 2}"
+        if script is plain:
+            assert len(third.data.read) == 3 * 48 - sum(min(10, 48 - 10 * (n % 5)) for n in range(border + 2))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: {"data": Stream()}, lambda: {"sampler": Reversing()}], ids=["stream", "sampler"]
+)
+def test_streams_are_read_from_their_beginning_and_samplers_that_remember_are_asked_again(tmp_path, make, capsys):
+    calm, _ = run_from(tmp_path / "unused", None, plain, 4, **make())
+    for border in (1, 8, 12):
+        run_from(tmp_path / "saved", None, plain, 4, border, **make())
+        assert run_from(tmp_path / "unused", tmp_path / "saved", plain, 4, **make())[0] == calm
+    told = capsys.readouterr().err
+    assert ("a stream is read from its beginning" in told) == ("data" in make())
+
+
+def test_a_state_put_back_at_its_own_border_changes_nothing(tmp_path):
+    calm, _ = run_from(tmp_path / "unused", None, with_epochs, 4)
+    borders, visits = Borders(), []
+
+    def put_back(adapter) -> None:
+        visits.append(adapter.batch)
+        save_state(tmp_path / "saved", adapter.capture(), list_codecs())
+        adapter.restore(load_state(tmp_path / "saved", list_codecs()))
+
+    borders.add(border=put_back)
+    run = Setting(borders, 4)
+    with_epochs(run)
+    assert visits == list(range(26)) and run.digest() == calm
+
+
+def test_a_finished_run_that_is_started_again_trains_no_more(tmp_path):
+    borders, ends = Borders(), []
+    borders.add(end=lambda adapter: ends.append(save_state(tmp_path / "saved", adapter.capture(), list_codecs())))
+    run = Setting(borders, 4)
+    with_epochs(run)
+    calm = run.digest()
+    final, again = run_from(tmp_path / "unused", tmp_path / "saved", with_epochs, 4)
+    assert len(ends) == 2 and final == calm and again.data.read == []
+
+
+def test_a_state_of_another_model_or_order_is_refused_with_the_first_difference(tmp_path):
+    run_from(tmp_path / "saved", None, plain, 4, 7)
+    other = Setting(Borders(), 4)
+    other.model[3] = nn.Linear(16, 3, bias=False)
+    with pytest.raises(CheckpointError, match=r"3\.bias \(3,\) float32 is in the saved model"):
+        other.adapter.restore(load_state(tmp_path / "saved", list_codecs()))
+    other.model[3] = nn.Linear(16, 3).double()
+    with pytest.raises(CheckpointError, match=r"3\.weight is \(3, 16\) float64 here, and \(3, 16\) float32"):
+        other.adapter.restore(load_state(tmp_path / "saved", list_codecs()))
+    with pytest.raises(MismatchError, match="Pass 2 over a loader has another order"):
+        run_from(tmp_path / "unused", tmp_path / "saved", plain, 4, batch_size=12)
