@@ -1,6 +1,6 @@
 """What comparing replicas costs: weights and optimizer state, every 100 steps, two workers with one thread each.
 
-    python benchmarks/equality_check.py
+    python benchmarks/equality_check.py [--turns 1.0]
 
 Two strategies train the same model in the same processes, in turns of a few steps: one that checks, and one that does
 not. So that there are checks enough to measure, one comes every 5 steps. What a check takes is the median of the steps
@@ -11,6 +11,7 @@ other); steps without a check do nothing more than those of the other strategy, 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -28,8 +29,12 @@ TURN = 10  # steps
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2], Path(sys.argv[3]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=float, default=1.0, help="how many times the usual number of turns")
+    parser.add_argument("--serve", nargs=2, metavar=("KIND", "PATH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve[0], Path(options.serve[1]), options.turns)
         return
     numbers: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +42,8 @@ def main() -> None:
             path = Path(folder) / kind
             words = [sys.executable, "-m", "duoka", "run", "--devices", "2", "--threads", "1"]
             environ = os.environ | {"KERAS_BACKEND": "tensorflow"}
-            subprocess.run([*words, str(HERE), "--serve", kind, str(path)], cwd=folder, env=environ, check=True)
+            words += [str(HERE.resolve()), "--turns", str(options.turns), "--serve", kind, str(path)]
+            subprocess.run(words, cwd=folder, env=environ, check=True)
             numbers |= json.loads(path.read_text())
     for case, row in numbers.items():
         print(
@@ -48,14 +54,14 @@ def main() -> None:
         Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"equality_check": numbers}))
 
 
-def serve(kind: str, path: Path) -> None:
+def serve(kind: str, path: Path, turns: float) -> None:
     """On two workers: measure the cases of one framework."""
     import duoka
 
     on, off = duoka.Mirrored(check_every=OFTEN), duoka.Mirrored(check_every=None)
     found = {}
     for case, (make, num_turns) in KINDS[kind].items():
-        found[case] = measure(make(on), make(off), num_turns)
+        found[case] = measure(make(on), make(off), max(1, round(num_turns * turns)))
     if on.is_main:
         path.write_text(json.dumps(found))
 
