@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from duoka.devices.settings import keep_first_gpus, limit_devices, read_settings
 from duoka.devices.virtual import choose
 from duoka.errors import LaunchError
 from duoka.events import listen
+from duoka.frameworks.handing import give, take
 from duoka.frameworks.native_device import native_device
 from duoka.frameworks.recognise import framework_of
 from duoka.frameworks.saving import list_codecs
@@ -382,7 +384,9 @@ def _join(attached: Attachment) -> WorkerSession:
             collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
         attached.work = lambda: meeting.work
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
-        _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
+        session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
+        if collective.joining is not None:
+            session.borders.add(border=partial(_let_join, collective.joining))  # before anything else is done there
         if identity.run_directory:
             _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])
@@ -401,6 +405,10 @@ def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None
         return collective.worker == collective.main
 
     listen(Journal(directory / FILE_NAME, run, standing, is_main, say).see)
+
+
+def _let_join(joining: Joining, adapter: Adapter) -> None:
+    joining.border(partial(give, adapter), partial(take, adapter))
 
 
 def _alone(plan: Plan) -> WorkerSession:

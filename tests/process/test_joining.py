@@ -41,6 +41,7 @@ class Story:
     size: str
     strikes: tuple[Strike, ...]
     joins: int = 1  # how many newcomers are to join
+    overrun: int = 0  # how many steps more one that has come back wants to run
 
 
 class State:
@@ -76,7 +77,7 @@ def train(collective, story: Story, directory: Path) -> dict:
     joining = collective.joining
     if joining is not None:
         joining.allow()
-    while state.step < STEPS:
+    while state.step < STEPS + (life > 1) * story.overrun:
         if joining is not None:
             if joining.is_newcomer:
                 (directory / f"ready-{collective.worker}-{life}").touch()
@@ -198,6 +199,11 @@ def test_a_worker_that_dies_again_and_again_is_started_three_times(tmp_path):
     said = check(Story(2, 2, "small", strikes, joins=3), tmp_path, left=1, joined=0)
     assert sum("is started again" in line for line in said) == 3
     assert said[-1] == "worker 1 (cpu:0/v1) has been started again 3 times; the run goes on without it."
+
+
+def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_spoil_their_end(tmp_path):
+    said = check(Story(3, 3, "small", (Strike(1, "step 3"),), overrun=5), tmp_path, left=2)
+    assert "worker 1 (cpu:0/v1) had come back, and was not done when the others were" in said[-1]
 
 
 MOMENTS = (

@@ -160,6 +160,14 @@ class Joining:
                 return None
         return self._answers.take_mark(place)
 
+    def take_mark(self, place: str) -> dict[str, Any]:
+        """The facts of the next mark of this place; waits until the others have come by it."""
+        return self._answers.take_mark(place)
+
+    def jump_to_last(self, place: str) -> dict[str, Any] | None:
+        """Leave out what the others did before they came by this place for the last time until now."""
+        return self._answers.jump_to_last(place)
+
     def _join(self, take: Hand) -> None:
         if not self._offer(take):
             raise CannotJoin("The others have called something between steps that this worker has not come by.")

@@ -98,7 +98,7 @@ class Epochs:
     ) -> None:
         self._enter = enter  # before a loop begins
         self._begin, self._end = begin, end  # of an epoch, of a loop: told whether it is what was saved
-        self._num_calls = 0
+        self.num_calls = 0
         self._position = self._resumed = (0, 0)
 
     @property
@@ -109,16 +109,16 @@ class Epochs:
     def walk(self, num_epochs: int) -> Iterator[int]:
         """The epochs of one loop, from where the run is."""
         self._enter()
-        self._num_calls += 1
+        self.num_calls += 1
         call, epoch = self._resumed
-        is_resumed = self._num_calls == call
-        first = epoch if is_resumed else num_epochs if self._num_calls < call else 0
+        is_resumed = self.num_calls == call
+        first = epoch if is_resumed else num_epochs if self.num_calls < call else 0
         for number in range(first, num_epochs):
-            self._position = self._num_calls, number
+            self._position = self.num_calls, number
             self._begin(is_resumed and number == epoch)
             yield number
-        if self._num_calls >= call:
-            self._position = self._num_calls, num_epochs
+        if self.num_calls >= call:
+            self._position = self.num_calls, num_epochs
             self._end(is_resumed and epoch >= num_epochs)
 
     def capture(self) -> dict[str, Any]:

@@ -73,11 +73,23 @@ class Respawn:
         self._newcomers: dict[int, Newcomer] = {}
         self._rounds: dict[int, _Round] = {}
         self._num_offers = 0
+        self._overran: set[int] = set()
         self._since: dict[int, int] = {}  # the generations in which workers came back
 
     def by_age(self, workers: Iterable[int]) -> list[int]:
         """Those first that have been there longest."""
         return sorted(workers, key=lambda worker: (self._since.get(worker, 0), worker))
+
+    def has_come_back(self, number: int) -> bool:
+        return number in self._since
+
+    def tell_overrun(self, number: int) -> None:
+        if number not in self._overran:
+            self._overran.add(number)
+            self._say(
+                f"{self._host.describe(number)} had come back, and was not done when the others were: its log has the"
+                " rest. Count with strategy.step or strategy.enumerate."
+            )
 
     # What happens to workers.
 

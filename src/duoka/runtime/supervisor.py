@@ -402,6 +402,10 @@ class Supervisor:
         if self._kill_at is not None:
             return  # the run is ending, and this is not why
         told = {} if worker.failure is None or worker.state is State.LOST else worker.failure  # by the worker itself
+        if told.get("error") == "WorkerLeft" and self._respawn.has_come_back(worker.number):
+            # Its script counts steps by itself, and not those that it has not run. The others have finished theirs.
+            self._respawn.tell_overrun(worker.number)
+            return
         if told.get("error") == "WorkerLost" and self._outcome.lost:
             code = 128 + self._outcome.lost[0][1]
         self._outcome.failed_worker = worker.number

@@ -31,6 +31,7 @@ from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
+from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.optimizer import hold_back, learning_rates, prepare_optimizer, watch_steps
 from duoka.frameworks.torch.start import agree_on_start, check_devices
 from duoka.frameworks.torch.step_placement import ModuleWatch
@@ -68,6 +69,7 @@ class TorchAdapter:
             self._contributions,
             lambda: learning_rates(self._optimizers),
         )
+        self._newcomers = Newcomers(collective.joining, self, self._parts.loaders)
         self._course = Course(
             collective,
             self.loop,
@@ -81,8 +83,9 @@ class TorchAdapter:
             is_synced=self.options.sync_batchnorm,
             at_start=lambda: self.options.borders.at_start(self),
             at_border=lambda: self.options.borders.at_border(self),
+            newcomers=self._newcomers,
         )
-        self.epochs = Epochs(lambda: self.options.borders.at_start(self), self._begin_epoch, self._end_epochs)
+        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._end_epochs)
         self._capture = Capture(
             self._parts, self.loop, self.gradients, self.evaluation, self.epochs, self.gradients.refresh
         )
@@ -241,9 +244,14 @@ class TorchAdapter:
     def restore(self, state: dict[str, Any]) -> None:
         self._capture.restore(state)
 
+    def _begin_epochs(self) -> None:
+        self.options.borders.at_start(self)
+        self._newcomers.begin_epochs()
+
     def _begin_epoch(self, is_resumed: bool) -> None:
         for loader in self._parts.loaders:
             loader.passes.begin_resumed_epoch() if is_resumed else loader.passes.begin_epoch()
+        self._newcomers.begin_epoch(is_resumed)
 
     def _end_epochs(self, is_resumed: bool) -> None:
         if is_resumed:  # it was over when it was saved

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from duoka.collectives.collective import Collective
+from duoka.collectives.joining import unrecorded
 from duoka.data.shares import share
 from duoka.errors import DuokaError, MismatchError
 from duoka.frameworks.exchange.checks import Checks
@@ -16,6 +17,7 @@ from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loop import Body, Loop
+from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.note import compare_stories
 from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.sparse import sparse_parameters
@@ -39,6 +41,7 @@ class Course:
         is_synced: bool,
         at_start: Callable[[], None],
         at_border: Callable[[], None],
+        newcomers: Newcomers,
     ) -> None:
         self._collective = collective
         self._loop = loop
@@ -49,6 +52,7 @@ class Course:
         self.tell_once = tell_once
         self._is_synced = is_synced
         self._at_start, self._at_border = at_start, at_border
+        self.begin_pass, self.end_pass = newcomers.begin_pass, newcomers.end_pass
         self._signature: tuple[Any, ...] = ()
         self._statistics = Statistics([])
         self._saved_statistics: list[torch.Tensor] = []
@@ -179,6 +183,7 @@ class Course:
         if not self._loop.is_managed or len(self._collective.workers) == 1:
             return
         story = self._gradients.last_story()
-        exchange = self._collective.exchange([], f"at the end of a loop, after {self._loop.batch} batches")
-        exchange.carry_out(lambda replica: story.encode())
+        with unrecorded(self._collective.joining):
+            exchange = self._collective.exchange([], f"at the end of a loop, after {self._loop.batch} batches")
+            exchange.carry_out(lambda replica: story.encode())
         compare_stories([note.decode() for note in exchange.notes], self._loop.step)

@@ -38,7 +38,7 @@ class Gradients:
         rates: Callable[[], list[float]] = list,
     ) -> None:
         self._collective = collective
-        self._ordinal = collective.count_up("gradients")
+        self.ordinal = collective.count_up("gradients")
         self._loop = loop
         self._tell = tell
         self._contributions = contributions
@@ -236,7 +236,7 @@ class Gradients:
         return round
 
     def _make_round(self, name: str) -> Round:
-        title = f"gradients {self._ordinal}, {name}"
+        title = f"gradients {self.ordinal}, {name}"
         return Round(self._collective, self._parameters, self._statistics, self._sparse, title)
 
     # From the slots to everybody.

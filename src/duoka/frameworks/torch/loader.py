@@ -37,6 +37,10 @@ class Hooks(Protocol):
 
     def begin_loop(self) -> None: ...
 
+    def begin_pass(self, loader: PreparedLoader) -> None: ...
+
+    def end_pass(self, loader: PreparedLoader) -> None: ...
+
     def begin_step(self) -> None:
         """Everything of the batches before is done, and of the next one nothing has begun."""
         ...
@@ -73,8 +77,8 @@ class PreparedLoader:
         self._device = device
         self._hooks = hooks
         self.passes = Passes()
-        self._is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-        self._source = None if self._is_stream else Source(loader, loop.seed, collective.num_replicas, self._units)
+        self.is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        self._source = None if self.is_stream else Source(loader, loop.seed, collective.num_replicas, self._units)
 
     def __len__(self) -> int:
         """Global batches."""
@@ -95,16 +99,21 @@ class PreparedLoader:
             return self._evaluate()
         self._check_batch_size()
         self._hooks.begin_loop()
+        self._hooks.begin_pass(self)
         first = self.passes.begin()
-        return iter(()) if first is None else self._walk(first)
+        if first is None:
+            self._hooks.end_pass(self)
+            return iter(())
+        return self._walk(first)
 
     def _walk(self, first: int) -> Iterator[Any]:
         try:
-            yield from self._run(self._stream(first) if self._is_stream else self._indexed(first), first)
+            yield from self._run(self._stream(first) if self.is_stream else self._indexed(first), first)
         finally:
             self.passes.end()
             if self._source is not None:
                 self._source.end()
+            self._hooks.end_pass(self)
 
     def _check_batch_size(self) -> None:
         size = self._loader.batch_size

@@ -7,6 +7,7 @@ from torch import nn
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
+from duoka.collectives.joining import unrecorded
 from duoka.errors import MismatchError
 from duoka.frameworks.start import agree_on_values
 
@@ -29,6 +30,14 @@ def check_devices(model: nn.Module, device: torch.device) -> None:
 
 def agree_on_start(model: nn.Module, collective: Collective) -> None:
     """Compare the model between workers, and copy the first worker's values to all where they differ."""
+    joining = collective.joining
+    if joining is not None and joining.is_newcomer:
+        return  # it is given the values of a later step, and is compared then
+    with unrecorded(joining):
+        _agree(model, collective)
+
+
+def _agree(model: nn.Module, collective: Collective) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     lines = [f"{name}: {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
     values = [_bytes_of(tensor) for _, tensor in named]

@@ -1,0 +1,106 @@
+"""A worker in the place of a lost one comes through the script: past what is finished, to where the others train.
+
+Members of a run leave a mark when they begin an epoch of `strategy.epochs`, and when they have ended a pass over a
+loader. A newcomer that comes to a pass with such a mark leaves it out; at the first one without it joins the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from duoka.collectives.joining import Joining
+from duoka.data.position import Epochs
+from duoka.frameworks.handing import take
+from duoka.frameworks.torch.loop import Loop
+
+if TYPE_CHECKING:
+    from duoka.frameworks.torch.adapter import TorchAdapter
+    from duoka.frameworks.torch.loader import PreparedLoader
+
+
+class Newcomers:
+    def __init__(self, joining: Joining | None, adapter: TorchAdapter, loaders: Sequence[PreparedLoader]) -> None:
+        self._joining = joining
+        self._adapter = adapter
+        self._loaders = loaders
+        self._has_joined = False
+
+    @property
+    def _loop(self) -> Loop:
+        return self._adapter.loop
+
+    @property
+    def _epochs(self) -> Epochs:
+        return self._adapter.epochs
+
+    @property
+    def _is_led(self) -> bool:
+        """This worker has joined, and is on its way to the batch at which it did: the others have left marks before."""
+        return self._has_joined and self._loop.is_replaying
+
+    # Passes over loaders.
+
+    def begin_pass(self, loader: PreparedLoader) -> None:
+        """A member lets it be known that its state can be had; a newcomer leaves this pass out, or joins in it."""
+        joining = self._joining
+        if joining is None or self._loop.body is not None:
+            return
+        if self._adapter.gradients.ordinal:
+            joining.refuse("it trains with more than one strategy, and the state of one is not that of all")
+        elif loader.is_stream:
+            joining.refuse("a stream (an IterableDataset) would have to be read from its beginning")
+        elif not joining.is_newcomer:
+            joining.allow()
+        else:
+            facts = joining.pass_by(self._name(loader), partial(take, self._adapter))
+            self._has_joined = facts is None
+            if facts is not None:
+                loader.passes.resume(facts["passes"])
+                self._count(facts)
+
+    def end_pass(self, loader: PreparedLoader) -> None:
+        joining = self._joining
+        if joining is None or joining.is_newcomer or self._loop.body is not None or self._is_led:
+            return
+        joining.end_step()  # of a batch that was left in its middle
+        joining.mark(self._name(loader), {"passes": loader.passes.capture()} | self._counts())
+
+    def _name(self, loader: PreparedLoader) -> str:
+        return f"the end of a pass over loader {next(n for n, other in enumerate(self._loaders) if other is loader)}"
+
+    # Loops over epochs.
+
+    def begin_epochs(self) -> None:
+        """A newcomer goes on with the epoch in which the others are."""
+        joining = self._joining
+        if joining is None or not joining.is_newcomer:
+            return
+        facts = joining.jump_to_last(self._name_of_epochs(self._epochs.num_calls + 1))
+        if facts is not None:
+            self._epochs.resume({"call": self._epochs.num_calls + 1, "epoch": facts["epoch"]})
+            for loader, passes in zip(self._loaders, facts["loaders"], strict=False):
+                loader.passes.resume(passes)
+            self._count(facts)
+
+    def begin_epoch(self, is_resumed: bool) -> None:
+        joining, name = self._joining, self._name_of_epochs(self._epochs.num_calls)
+        if self._is_led:
+            return
+        if joining is not None and not joining.is_newcomer:
+            loaders = [loader.passes.capture() for loader in self._loaders]
+            joining.mark(name, {"epoch": self._epochs.epoch, "loaders": loaders} | self._counts())
+        elif joining is not None and not is_resumed:
+            self._count(joining.take_mark(name))
+
+    @staticmethod
+    def _name_of_epochs(call: int) -> str:
+        return f"an epoch of loop {call}"
+
+    def _counts(self) -> dict[str, Any]:
+        return {"step": self._loop.step, "batch": self._loop.batch}
+
+    def _count(self, facts: dict[str, Any]) -> None:
+        """What `strategy.step` shows between loops."""
+        self._loop.step, self._loop.batch = facts["step"], facts["batch"]
