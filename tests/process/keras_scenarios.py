@@ -218,6 +218,25 @@ def positions_run_eagerly(strategy):
 
 
 @scenario
+def positions_of_several_lengths(strategy):
+    """On TensorFlow, one graph for all of them: it knows neither the number of rows nor that of places."""
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return tokens(12 - index % 2, length=(9, 12, 6, 12)[index])[:2]
+
+    with strategy.scope():
+        model = compiled(
+            keras.Sequential([Positions(), layers.GlobalAveragePooling1D(), layers.Dense(4)]),
+            keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1),
+        )
+    return model, model.fit(Batches(), epochs=2, verbose=0, shuffle=False)
+
+
+@scenario
 def mixed_precision(strategy):
     """Losses are scaled before, and gradients unscaled after the sum.
 

@@ -28,6 +28,7 @@ NUMBERS = {
     "weights_now_and_then": 1e-5,
     "positions": 1e-5,
     "positions_run_eagerly": 1e-5,
+    "positions_of_several_lengths": 1e-5,
     "no_reduction": 1e-5,
     "one_number_for_a_batch": 1e-5,
     "mixed_precision": 2e-3,  # rows are added up in another order, in 16 bits

@@ -49,13 +49,16 @@ def has_rows(gradient: Any, *, is_eager: bool) -> bool:
 class SlicesOfRows:
     """Which gradients have slices for the rows of a batch, and which for something else: a table of positions.
 
-    Where steps run eagerly, it takes a run with another number of rows to tell: slices of rows are more, or fewer.
+    The first graph tells, where everything but the number of rows is known. In one for batches of several lengths, the
+    number of positions is not known either. Where steps run eagerly, it takes a run with another number of rows to
+    tell: slices of rows are more, or fewer.
     """
 
     def __init__(self, *, is_eager: bool) -> None:
         self._is_eager = is_eager
         self._numbers: dict[int, set[int]] = {}  # of slices, by the id of the variable, while this is found out
         self._has_rows: dict[int, bool] | None = None
+        self._in_first_graph: dict[int, bool] = {}  # by the id of the variable
 
     def learn(self, run: Callable[[Any], Any], rows: Any) -> bool:
         """After a run on these rows. True if that has to be done again, with what is known by now."""
@@ -70,8 +73,10 @@ class SlicesOfRows:
         return bool(self._numbers)
 
     def has_rows(self, gradient: Any, variable: Any) -> bool:
-        if not self._is_eager or not isinstance(gradient, tf.IndexedSlices):
-            return has_rows(gradient, is_eager=False)
+        if not isinstance(gradient, tf.IndexedSlices):
+            return False
+        if not self._is_eager:
+            return self._in_first_graph.setdefault(id(variable), has_rows(gradient, is_eager=False))
         if self._has_rows is None:
             self._numbers.setdefault(id(variable), set()).add(int(gradient.indices.shape[0]))
             return False
