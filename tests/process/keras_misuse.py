@@ -81,6 +81,14 @@ def misuse(strategy):
         with strategy.scope():
             Mine([layers.Dense(3)])
 
+    def fit_of_its_own():
+        class Mine(keras.Sequential):
+            def fit(self, rows):
+                return super().fit(*rows)
+
+        with strategy.scope():
+            Mine([layers.Dense(3)])
+
     def models_that_differ():
         layer = layers.Dense(4 + strategy.worker)
         strategy.prepare(make(layer)).fit(x, y, **options)
@@ -152,6 +160,7 @@ def misuse(strategy):
         prepare_in_the_middle,
         state_of_rows,
         function_of_its_own,
+        fit_of_its_own,
         models_that_differ,
         distribution_of_keras,
     ):

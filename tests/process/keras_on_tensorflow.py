@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 from keras import layers
-from keras_habitual import compiled, make, numbers
+from keras_habitual import compiled, distance, make, numbers
 from keras_pieces import compiled as compile_with
 
 
@@ -19,6 +20,20 @@ def draws_of_tensorflow(strategy):
     x, y = numbers()
     for _ in range(2):
         strategy.prepare(make(Noise())).fit(x, y, batch_size=10, verbose=0)
+
+
+def functions_of_the_old_kind(strategy):
+    """`tf.nn.ctc_loss` has some, into which nobody can look. How far this is from one device."""
+    generator = np.random.default_rng(1)
+    x, y = generator.standard_normal((23, 12, 5)).astype("float32"), generator.integers(1, 6, (23, 4))
+    ends = []
+    for prepare in (strategy.prepare, lambda model: model):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.Input((12, 5)), layers.Dense(7)])
+        prepare(compile_with(model, keras.optimizers.SGD(0.01), keras.losses.CTC()))
+        model.fit(x, y, batch_size=10, verbose=0)
+        ends.append(model)
+    return {"distance": distance(*ends)}
 
 
 def who_compiles_the_update(strategy):

@@ -19,7 +19,11 @@ from duoka.frameworks.keras.backends import BACKENDS
 from duoka.frameworks.keras.compiler_choice import watch_choice
 from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.outsiders import watch_outsiders
-from duoka.frameworks.keras.refusals import refuse_other_distributions, refuse_own_functions
+from duoka.frameworks.keras.refusals import (
+    refuse_fit_without_callbacks,
+    refuse_other_distributions,
+    refuse_own_functions,
+)
 from duoka.frameworks.keras.scope import is_training_now, watch_models
 from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.step_placement import log_plain_fit_placement
@@ -114,6 +118,7 @@ class KerasAdapter:
                 do="make the strategy before fit, and build the model inside `with strategy.scope():`, or prepare it.",
             )
         refuse_own_functions(model)
+        refuse_fit_without_callbacks(model)
         refuse_other_distributions(model)
         if not keras.__version__.startswith(_TRIED):
             self.tell_once(f"Keras {keras.__version__} has not been tried with Duoka; {_TRIED[:-1]} has")

@@ -215,8 +215,11 @@ class Attachment:
         return [make_bar()] if arguments.get("verbose", "auto") != 0 and not has_bar and not is_list else []
 
     def _by_name(self, name: str, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name, in the order of Keras's own method; the model's may have more."""
-        _, *names = inspect.signature(getattr(keras.Model, name)).parameters
+        """All arguments by name: those of the model's own method, and of Keras's where that takes any (`*args`)."""
+        own = list(inspect.signature(getattr(type(self._model), name)).parameters.values())[1:]
+        names = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+        if any(each.kind is each.VAR_POSITIONAL for each in own):
+            names += list(inspect.signature(getattr(keras.Model, name)).parameters)[1 + len(names) :]
         if len(args) > len(names):
             raise TypeError(f"{name}() takes at most {len(names)} arguments, and was given {len(args)}")
         return dict(zip(names, args, strict=False)) | kwargs

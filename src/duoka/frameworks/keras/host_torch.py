@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duoka.collectives.arrays import as_array
+from duoka.collectives.arrays import Array, as_array
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Backward, Forward, Host, Shape
 
@@ -22,10 +22,17 @@ class TorchHost(Host):
     ) -> list[Any]:
         tensors = [torch.as_tensor(argument) for argument in arguments]
         results = self._wire.surfacing(function)(*(as_array(tensor.detach().cpu().contiguous()) for tensor in tensors))
-        return [torch.as_tensor(np.asarray(result)).to(tensors[0].device) for result in results]
+        return [tensor_of(np.asarray(result)).to(tensors[0].device) for result in results]
 
     def differentiable(self, forward: Forward, backward: Backward) -> Callable[..., tuple[Any, ...]]:
         return lambda *arguments: _Function.apply(forward, backward, *arguments)
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """The same memory as a tensor; see `as_array`. PyTorch does not know NumPy's bfloat16, but the same bits."""
+    if array.dtype.name == "bfloat16":
+        return torch.as_tensor(array.view(np.int16)).view(torch.bfloat16)
+    return torch.as_tensor(array)
 
 
 class _Function(torch.autograd.Function):

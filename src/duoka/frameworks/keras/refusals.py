@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -18,6 +19,17 @@ def refuse_own_functions(model: Any) -> None:
                 why="it says how one device runs a batch, and would not be called on several replicas.",
                 do="write a train_step or test_step instead.",
             )
+
+
+def refuse_fit_without_callbacks(model: Any) -> None:
+    """Workers agree on stops in a callback of ours, behind those of the user, also in a `fit` of the model."""
+    parameters = inspect.signature(type(model).fit).parameters.values()
+    if not any(each.name == "callbacks" or each.kind is each.VAR_KEYWORD for each in parameters):
+        raise MismatchError(
+            f"The fit of {type(model).__name__} takes no callbacks.",
+            why="Duoka has callbacks of its own, by which all workers stop after the same batch.",
+            do="let it take **options, and hand them on: super().fit(x, y, **options).",
+        )
 
 
 def refuse_own_optimizers(model: Any) -> None:

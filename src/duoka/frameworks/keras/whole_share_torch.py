@@ -14,7 +14,7 @@ from duoka.data.seeds import derive
 from duoka.frameworks.exchange.outcome import Outcome
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.host_torch import TorchHost
+from duoka.frameworks.keras.host_torch import TorchHost, tensor_of
 from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
@@ -89,7 +89,7 @@ class TorchShare(ShareBackend):
             _assign([variables[position] for position in values], list(values.values()))
         with torch.no_grad():
             for variable, old, added in zip(self._model.metrics_variables, self._counted, total.metrics, strict=True):
-                variable.value.copy_(old + torch.as_tensor(added, device=old.device))
+                variable.value.copy_(old + tensor_of(added).to(old.device))
             results = metric_results(self._model)
         return self._logs.assemble(results, total.logs)
 
@@ -101,4 +101,4 @@ def _array(variable: Any) -> Array:
 def _assign(variables: list[Any], values: list[Array]) -> None:
     with torch.no_grad():
         for variable, value in zip(variables, values, strict=True):
-            variable.value.copy_(torch.as_tensor(value))
+            variable.value.copy_(tensor_of(value))

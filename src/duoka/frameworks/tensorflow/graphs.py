@@ -45,10 +45,10 @@ def walk(
         for attribute in attributes:
             named = operation.get_attr(attribute)
             for name in named if isinstance(named, list) else [named]:
-                function = graph._get_function(name.name)
-                if function is not None:
-                    pairs = zip(function.graph.inputs, inputs[skipped:], strict=False)
-                    yield from walk(function.graph, {id(inside): given for inside, given in pairs})
+                inner = getattr(graph._get_function(name.name), "graph", None)  # none in TensorFlow's own (ctc_loss)
+                if inner is not None:
+                    pairs = zip(inner.inputs, inputs[skipped:], strict=False)
+                    yield from walk(inner, {id(inside): given for inside, given in pairs})
 
 
 def is_read(operation: Any) -> bool:
