@@ -26,7 +26,8 @@ from keras import layers
 from keras_data import data
 from keras_habitual import Hook, compiled, digest, make, numbers
 from keras_misuse import misuse
-from keras_on_tensorflow import draws_of_tensorflow, who_compiles_the_update
+from keras_on_tensorflow import draws_of_tensorflow, functions_of_the_old_kind, who_compiles_the_update
+from keras_own_losses import own_losses
 from keras_pieces import SCENARIOS, scenario
 from keras_unseen import drifting, steps_behind_the_back, threads_beside_a_step
 
@@ -294,6 +295,19 @@ def weights_that_the_main_worker_loads_reach_all(strategy):
 
 
 @scenario
+def weights_of_16_bits(strategy):
+    x, y = numbers()
+    ends = []
+    for prepare in (strategy.prepare, lambda model: model):
+        keras.utils.set_random_seed(7)
+        parts = [keras.Input((6,)), layers.Dense(8, dtype="bfloat16"), layers.BatchNormalization(dtype="bfloat16")]
+        model = compiled(keras.Sequential([*parts, layers.Dense(3, dtype="bfloat16")]))
+        prepare(model).fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        ends.append(model)
+    return {"digest": digest(ends[0]), "losses": [model.history.history["loss"][0] for model in ends]}
+
+
+@scenario
 def once(strategy):
     path = FOLDER / "once"
     with strategy.main_first():
@@ -349,11 +363,12 @@ def scopes(strategy):
     return {"digests": digests, "plain": plain, "steps": strategy.step - start, "unbuilt": digest(unbuilt)}
 
 
-for function in (data, misuse, threads_beside_a_step, drifting, steps_behind_the_back):
+for function in (data, misuse, threads_beside_a_step, drifting, steps_behind_the_back, own_losses):
     scenario(function)
 if keras.backend.backend() == "tensorflow":
     scenario(draws_of_tensorflow)
     scenario(who_compiles_the_update)
+    scenario(functions_of_the_old_kind)
 
 
 def main() -> None:

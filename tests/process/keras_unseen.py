@@ -227,6 +227,44 @@ class RawDecayBefore(keras.Sequential):
         return super().train_step(data)
 
 
+class InAFunction(keras.Sequential):
+    """A step that is compiled twice, and keeps its trace."""
+
+    if BACKEND == "tensorflow":
+
+        @tf.function
+        def train_step(self, data):
+            return super().train_step(data)
+
+
+class NowAndThen(keras.Sequential):
+    """Adds gradients up by itself, and applies them after every second batch."""
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self.number = self.add_weight(shape=(), initializer="zeros", trainable=False, name="number")
+        self.sums = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False, name=f"sum_{n}")
+            for n, v in enumerate(self.trainable_variables)
+        ]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x)
+            loss = self.compute_loss(x, y, outputs)
+        self.number.assign_add(1)
+        for total, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables), strict=True):
+            total.assign_add(gradient)
+        tf.cond(self.number.value % 2 < 1, self.train, lambda: None)
+        return self.compute_metrics(x, y, outputs)
+
+    def train(self):
+        self.optimizer.apply([total.value + 0 for total in self.sums], self.trainable_variables)
+        for total in self.sums:
+            total.assign(keras.ops.zeros_like(total))
+
+
 class OfJax(keras.Sequential):
     def train_step(self, state, data):
         weights, other, slots, counted = state
@@ -257,16 +295,18 @@ def steps_behind_the_back(strategy):
     """How far each is from one device, averages included, and whether all workers have the same."""
     x, y = numbers()
     kinds = {
-        "tensorflow": (RawAverages, RawDecay, RawDecayBefore),
+        "tensorflow": (RawAverages, RawDecay, RawDecayBefore, InAFunction, NowAndThen),
         "torch": (RawAverages, RawDecay, RawDecayBefore, DataReplaced),
         "jax": (DecayBefore, DecayBeside),
     }
     found = {}
     for kind in kinds[BACKEND]:
-        for is_eager in (False, True) if BACKEND == "tensorflow" else (False,):
+        # Run line by line, a step that applies nothing with its first batch is refused.
+        for is_eager in (False, True) if BACKEND == "tensorflow" and kind is not NowAndThen else (False,):
             plain, model = (small(kind, run_eagerly=is_eager) for _ in range(2))
             strategy.prepare(model)
             for each in (plain, model):
+                each.optimizer.build(each.trainable_variables)  # not in a branch
                 each.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
             found[f"{kind.__name__} {is_eager}"] = [distance(model, plain, with_state=True), digest(model)]
     return found

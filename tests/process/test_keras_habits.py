@@ -147,6 +147,13 @@ def test_weights_loaded_by_the_main_worker_reach_all(habits):
     assert main == other
 
 
+def test_weights_of_16_bits_stay_equal_on_all_workers(habits):
+    main, other = habits.of("weights_of_16_bits")
+    assert main == other
+    ours, plain = main["losses"]
+    assert ours == pytest.approx(plain, rel=0.1), "rows are added up in another order"
+
+
 def test_the_main_worker_goes_first_and_prints_once(habits):
     main, other = habits.of("once")
     assert main == {"existed": False, "is_main": True}
@@ -205,6 +212,7 @@ def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(h
         "prepare_in_the_middle": "is under way",
         "state_of_rows": "has stateful=True",
         "function_of_its_own": "Mine overrides make_train_function",
+        "fit_of_its_own": "The fit of Mine takes no callbacks.",
         "distribution_of_keras": "keras.distribution.set_distribution is in force",
         "models_that_differ": "kernel: (8, 4) float32' on worker 0, ",
     }.items():
@@ -243,9 +251,27 @@ def test_weights_that_drift_apart_are_an_error_on_all_that_names_the_first(habit
 def test_steps_that_write_behind_the_back_of_keras_train_to_the_numbers_of_one_device(habits):
     main, other = habits.of("steps_behind_the_back")
     assert main == other
-    assert len(main) == {"tensorflow": 6, "torch": 4, "jax": 2}[habits.backend]
+    assert len(main) == {"tensorflow": 9, "torch": 4, "jax": 2}[habits.backend]
     for name, (distance, _) in main.items():
         assert distance <= 1e-5, name
+
+
+def test_losses_of_ones_own_have_the_numbers_of_one_device_or_are_named(habits):
+    main, other = habits.of("own_losses")
+    assert main == other
+    named = {
+        "SumByRows": "the gradient of SumByRows is not a mean over rows",
+        "AddedSum": "the gradient of AddedSum is not a mean over rows",
+        "MadeOfMetrics": "twice is made of metrics",
+        "Clipping": "the train_step of Clipping changes gradients",
+    }
+    said = habits.ended.said()
+    for name, distance in main.items():
+        assert (distance <= 1e-5) == (name not in named), name
+        assert name not in named or len([line for line in said if named[name] in line]) == 1, name
+    assert len([line for line in said if "is not a mean over rows" in line]) == 2
+    assert len([line for line in said if "changes gradients" in line]) == ("Clipping" in main)
+    assert ("EachRow" in main) == (habits.backend == "tensorflow")
 
 
 def test_an_untried_version_of_keras_is_named_in_one_line(habits):
@@ -258,6 +284,14 @@ def test_draws_from_tf_random_are_named_once():
     said = found("tensorflow").ended.said()
     assert len([line for line in said if "the step of Sequential draws from tf.random" in line]) == 1
     assert not [line for line in said if "loss is not a sum" in line], "a step that draws cannot be run again to see"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_a_loss_with_functions_of_the_old_kind_has_the_numbers_of_one_device():
+    main, other = found("tensorflow").of("functions_of_the_old_kind")
+    assert main == other
+    assert main["distance"] <= 1e-5
 
 
 @pytest.mark.slow

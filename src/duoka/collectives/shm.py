@@ -453,7 +453,7 @@ class SharedMemory(Collective):
 
 
 def _title(call: str, buffers: Sequence[SharedBuffer]) -> str:
-    return f"{call} of {', '.join(buffer.title for buffer in buffers)}"
+    return f"{call} of {', '.join(buffer.title for buffer in buffers)}" if buffers else call
 
 
 def _fold_below(node: Node, parts: dict[Node, Array]) -> Array:

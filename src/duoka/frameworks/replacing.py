@@ -46,12 +46,18 @@ def replacing_inside(decorated: Any, new: Any) -> Iterator[None]:
     The decorator's own function holds the wrapped one in a cell, alone.
     """
     (cell,) = decorated.__closure__
-    former = cell.cell_contents
+    former = function_inside(decorated)
     cell.cell_contents = new
     try:
         yield
     finally:
         cell.cell_contents = former
+
+
+def function_inside(decorated: Any) -> Any:
+    """What a decorator has wrapped."""
+    (cell,) = decorated.__closure__
+    return cell.cell_contents
 
 
 def definitions(base: type, names: Sequence[str]) -> list[tuple[type, str, Any]]:

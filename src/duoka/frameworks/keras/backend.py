@@ -11,6 +11,7 @@ import keras
 from duoka.collectives.arrays import Array
 from duoka.frameworks.exchange.outcome import Outcome, Total
 from duoka.frameworks.keras.learning_rate import rate_of
+from duoka.frameworks.keras.logs import Logs
 
 
 class Backend(ABC):
@@ -72,6 +73,17 @@ class Backend(ABC):
         return ", ".join(variable.path for variable in self.moving if id(variable) not in known)
 
     @property
+    def is_random(self) -> bool:
+        """Whether the step draws random numbers; known after a run."""
+        seeds = {id(seed) for seed in self.seeds}
+        return any(id(variable) in seeds for variable in self.others)
+
+    @property
+    def own_logs(self) -> list[str]:
+        """The names of numbers that a step reports and that no metric keeps; known after a run."""
+        return self._logs.own
+
+    @property
     def rate(self) -> Any:
         """The variable of the learning rate; None where a schedule makes it, or nothing is trained."""
         return rate_of(self.model.optimizer) if self.is_training else None
@@ -82,6 +94,7 @@ class Backend(ABC):
         return ["train_step"] if self.model.jit_compile and not self.model.run_eagerly else []
 
     model: Any
+    _logs: Logs
     is_repeatable = True  # whether a step that is run again on the same rows gives the same
     is_training: bool
     moving: list[Any]  # the variables that the step has changed: of floats,

@@ -6,7 +6,7 @@ step that is held back until its end: what such a step finds after it has applie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,28 @@ def watching_raw_variables(model: Any, recorder: Recorder, merged: Iterable[Any]
 def count_operations() -> int:
     """Of the graph that is being traced: a place in it."""
     return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def finding_places() -> Callable[[], int]:
+    """Counts the operations of the graph that is being traced, for as long as that is where a step is.
+
+    A branch runs for some batches only, and nothing comes out of it or out of a function but what that returns:
+    gradients that are applied there cannot be held back.
+    """
+    outermost = tf.compat.v1.get_default_graph()
+
+    def find_place() -> int:
+        if tf.compat.v1.get_default_graph() is not outermost:
+            raise NeedsWholeShares("it applies gradients inside a branch or a tf.function")
+        return count_operations()
+
+    return find_place
+
+
+def traced_anew(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that is a tf.function itself keeps its trace, and with it what was watched or exchanged at that time."""
+    inside = getattr(step, "python_function", None)
+    return step if inside is None else tf.function(inside)
 
 
 @contextmanager

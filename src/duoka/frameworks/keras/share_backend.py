@@ -80,7 +80,7 @@ class ShareBackend(ABC):
             applying.watching(),
             self._watching_changes(applying),
             self._terms.watching(corrections),
-            tracking(self._model, factor),
+            tracking(factor),
             synchronised,
         ):
             before = self._mark_weights()

@@ -16,6 +16,7 @@ from duoka.frameworks.exchange.outcome import Outcome, Slices
 from duoka.frameworks.exchange.transfer import Transfer, digest_of
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import count_rows, digest, structure
+from duoka.frameworks.keras.first_batch import FirstBatch
 from duoka.frameworks.keras.terms import MOST_TERMS, START, Terms
 
 
@@ -44,7 +45,6 @@ class Steps:
         self._progress, self._tell, self._is_training = progress, tell, is_training
         self._kinds: dict[Any, list[str]] = {}  # of loss terms, by the structure of a batch
         self._transfers: dict[Any, Transfer] = {}
-        self._no_sums: list[int] = []  # places of variables of metrics
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
         """Train, or validate, on one global batch; gives the logs. A worker that is lost on the way is made up for."""
@@ -68,8 +68,7 @@ class Steps:
             ready[first] = self._compute(batch, first, counts, total_counts)
         if is_new:
             if self._backend.is_repeatable:
-                self._check_metrics(ready[first], self._compute(batch, first, counts, total_counts, start=1.0))
-                self._check_counting(batch, first, ready[first])
+                ready[first] = self._check(batch, ready[first], first, counts, total_counts)
             self._terms.name_single_numbers(self._tell)
             if names := self._backend.name_unknown_state():
                 self._tell(f"{names}: what replicas make of it is merged to a mean, weighted by rows, as for BatchNorm")
@@ -116,39 +115,29 @@ class Steps:
         factors[START] = start
         return self._backend.compute(self._backend.cut(batch, rows), replica, factors)
 
-    def _check_metrics(self, outcome: Outcome, other: Outcome) -> None:
-        """A metric can be merged when what a batch adds to it does not depend on what is there already: on 0 or 1."""
-        pairs = zip(outcome.metrics, other.metrics, strict=True)
-        is_sum = [np.allclose(a, b, rtol=1e-3, atol=1e-3, equal_nan=True) for a, b in pairs]
-        self._no_sums = [n for n, each in enumerate(is_sum) if not each]
-        if self._no_sums:
-            names = self._backend.name_metrics(self._no_sums)
-            self._tell(
-                f"{names} is not a sum over batches: what replicas add to it is added up, which is not the value of"
-                " one device"
-            )
-
-    def _check_counting(self, batch: Any, replica: int, whole: Outcome) -> None:
-        """What rows add is what two halves of them add. What a batch adds, each replica would add once more."""
+    def _check(
+        self,
+        batch: Any,
+        outcome: Outcome,
+        replica: int,
+        counts: dict[int, Array] | None,
+        total_counts: Array | None,
+    ) -> Outcome:
+        """Say what the first batch of its kind shows; gives the outcome again, where it may have been written over."""
         assert self._progress.rows is not None
-        rows = rows_to_compute(self._progress.rows, self._collective.num_replicas, replica)
-        doubtful = [n for n in self._backend.find_doubtful_metrics() if n not in self._no_sums]
-        if not doubtful or len(rows) < 2:
-            return
-        middle = rows.start + len(rows) // 2
-        halves = []
-        try:
-            for part in (range(rows.start, middle), range(middle, rows.stop)):
-                factors = self._terms.factors(len(part), self._progress.rows, None, None)
-                halves.append(self._backend.compute(self._backend.cut(batch, part), replica, factors).metrics)
-        except Exception:  # the step does not take so few rows: it cannot be found out, and nobody has asked
-            return
-        counting = [n for n in doubtful if _adds_more_in_halves(whole.metrics[n], halves[0][n], halves[1][n])]
-        if counting:
-            self._tell(
-                f"{self._backend.name_metrics(counting)} counts batches rather than rows: every replica adds to it once"
-                " for each batch, which is not the value of one device"
-            )
+        first = FirstBatch(
+            self._backend,
+            self._terms,
+            self._tell,
+            batch=batch,
+            rows=rows_to_compute(self._progress.rows, self._collective.num_replicas, replica),
+            total_rows=self._progress.rows,
+            replica=replica,
+            total_counts=total_counts,
+        )
+        first.check_metrics(outcome, self._compute(batch, replica, counts, total_counts, start=1.0))
+        has_run = first.check_other_rows(outcome, is_training=self._is_training)
+        return self._compute(batch, replica, counts, total_counts) if has_run else outcome
 
     def _transfer_for(self, outcome: Outcome, replica: int, total_rows: int) -> Transfer:
         """Made once for each size of batch, and for each number of slices in its gradients."""
@@ -193,10 +182,3 @@ class Steps:
         counted = self._backend.count(self._backend.cut(batch, rows), replica)
         counts[: len(counted)] = counted
         return counts
-
-
-def _adds_more_in_halves(whole: Array, first: Array, second: Array) -> bool:
-    """By far: where layers draw, or normalise over rows, halves do not add up exactly."""
-    whole, first, second = (np.asarray(part, np.float64) for part in (whole, first, second))
-    excess = np.abs(first + second - whole).max(initial=0)
-    return bool(excess > 0.4 * max(np.abs(first).max(initial=0), np.abs(second).max(initial=0)))

@@ -14,10 +14,11 @@ from duoka.frameworks.exchange.outcome import Outcome, Slices, Total
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.compiler_choice import refuses_compiler
 from duoka.frameworks.keras.logs import Logs, metric_results
-from duoka.frameworks.keras.raw_variables import count_operations, watching_raw_variables
+from duoka.frameworks.keras.raw_variables import finding_places, traced_anew, watching_raw_variables
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.tensorflow_rows import SlicesOfRows, cut, read
+from duoka.frameworks.keras.tensorflow_targets import Targets
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
 from duoka.frameworks.keras.trackers import tracking
 from duoka.frameworks.keras.untracked_random import draws_outside, say_random
@@ -159,14 +160,17 @@ class TensorFlowBackend(Backend):
         starts = [tf.fill(variable.shape, tf.cast(factors[START], variable.dtype)) for variable in metrics]
         for variable, start in zip(metrics, starts, strict=True):
             variable.value.assign(start)
-        recorder = Recorder(model, is_training=self.is_training, find_place=count_operations)
+        recorder = Recorder(model, is_training=self.is_training, find_place=finding_places())
+        targets = Targets(factors[ROWS])
         with (
             recorder.watching(),
             self._terms.watching(factors),
-            tracking(model, factors[ROWS]),
+            tracking(factors[ROWS]),
+            targets.watching(),
             watching_raw_variables(model, recorder, [*state, *metrics]),
         ):
-            reported = model.train_step(data) if self.is_training else model.test_step(data)
+            reported = traced_anew(model.train_step if self.is_training else model.test_step)(data)
+        targets.name_changes(model, recorder.gradients or [], self._tell)
         changed = [variable for variable in state if id(variable) in recorder.changed]
         self.moving = [variable for variable in changed if variable.value.dtype.is_floating]
         self.others = [variable for variable in changed if not variable.value.dtype.is_floating]

@@ -5,7 +5,8 @@ multiplied with n / n_r first. A mean over something else (the steps that no mas
 divided by d_r, which is this replica's own: it has to be multiplied with (d_r / n_r) (n / d), d being the sum of all
 d_r, which replicas exchange before they compute gradients.
 
-A loss that gives one number for all of its rows has no denominator to be seen: it counts as a mean over rows.
+A loss that gives one number for all of its rows has no denominator to be seen: it counts as a mean over rows. One that
+is not reduced is left to whoever reduces it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from keras import ops
+from keras.layers import Layer
 from keras.src.losses import loss as loss_module
 
 from duoka.collectives.arrays import Array
@@ -29,7 +31,6 @@ ROWS = -1  # n / n_r, which makes up for the weight of a replica
 
 _rows_factor: Any = None  # of the step that is being run or traced
 MEAN, SUM, COUNTED = "mean", "sum", "counted"
-_SUMS = ("sum", "none", None)  # reductions
 
 
 class Terms:
@@ -39,6 +40,7 @@ class Terms:
         self.kinds: list[str] = []  # of the last run or tracing
         self.denominators: list[Any] = []
         self.single_numbers: dict[str, None] = {}  # the names of losses that give one number for a batch
+        self.has_own = False  # losses that are not Keras's
 
     @property
     def are_counted(self) -> bool:
@@ -57,9 +59,15 @@ class Terms:
         self.kinds, self.denominators = [], []
         _rows_factor = factors[ROWS]
         reduce, call = loss_module.reduce_weighted_values, loss_module.Loss.__call__
+        add = Layer.add_loss
         called: list[Any] = []
 
+        def add_seen(layer: Any, loss: Any) -> None:
+            self.has_own |= not _is_of_keras(type(layer))
+            add(layer, loss)
+
         def call_seen(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            self.has_own |= not _is_of_keras(getattr(loss, "fn", type(loss)))
             called.append(loss)
             try:
                 return call(loss, *args, **kwargs)
@@ -86,6 +94,7 @@ class Terms:
         replaced = [
             (loss_module, "reduce_weighted_values", for_this_thread(corrected, reduce)),
             (loss_module.Loss, "__call__", for_this_thread(call_seen, call)),
+            (Layer, "add_loss", for_this_thread(add_seen, add)),
         ]
         try:
             with replacing(replaced):
@@ -114,17 +123,22 @@ def sum_loss(value: Any) -> Any:
     return value if _rows_factor is None else value * ops.cast(_rows_factor, value.dtype)
 
 
+def _is_of_keras(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith("keras.")
+
+
 def _is_one_number(values: Any) -> bool:
     return not len(getattr(values, "shape", ()))
 
 
 def _kind(values: Any, sample_weight: Any, mask: Any, reduction: Any) -> str:
-    is_sum = reduction in _SUMS
+    if reduction in ("none", None):
+        return MEAN
     if _is_one_number(values):
         # With a weight or a mask for each row, Keras adds up one product for each of them.
         has_products = mask is not None or not _is_one_number(sample_weight)
-        return SUM if is_sum and has_products else MEAN
-    if is_sum:
+        return SUM if reduction == "sum" and has_products else MEAN
+    if reduction == "sum":
         return SUM
     if mask is not None or (reduction == "mean_with_sample_weight" and sample_weight is not None):
         return COUNTED

@@ -16,6 +16,7 @@ from duoka.errors import MismatchError
 from duoka.frameworks.exchange.outcome import Outcome, Total
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
+from duoka.frameworks.keras.host_torch import tensor_of
 from duoka.frameworks.keras.logs import Logs, metric_results
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
@@ -34,6 +35,7 @@ class TorchBackend(Backend):
         self._state_variables: list[Any] = []
         self._variables: list[Any] = []
         self._positions: list[int] | None = None
+        self._draws = False  # from PyTorch's own generator
         self._logs = Logs(model, tell)
         self.moving: list[Any] = []
         self.others: list[Any] = []
@@ -74,10 +76,12 @@ class TorchBackend(Backend):
                 seeded(number),
                 recorder.watching(),
                 self._terms.watching(factors),
-                tracking(self.model, float(factors[ROWS])),
+                tracking(float(factors[ROWS])),
                 watching_writes(self.model, recorder) if is_first else nullcontext(),
             ):
+                before = torch.get_rng_state() if is_first else None
                 reported = self._step(rows)
+                self._draws = self._draws or (before is not None and not torch.equal(before, torch.get_rng_state()))
             self._learn(recorder, reported)
             return self._read(recorder, reported, float(factors[START]))
         finally:
@@ -86,6 +90,10 @@ class TorchBackend(Backend):
                     variable.value.copy_(value)
                 for variable, start in zip(self.seeds, self._starts, strict=True):
                     variable.value.copy_(torch.as_tensor(start))
+
+    @property
+    def is_random(self) -> bool:
+        return self._draws or super().is_random
 
     @property
     def _all_variables(self) -> list[Any]:
@@ -160,11 +168,11 @@ class TorchBackend(Backend):
         _assign([*self.moving, *self.others], [*moving, *total.others])
         with torch.no_grad():
             for variable, added in zip(self.model.metrics_variables, metrics, strict=True):
-                variable.value.add_(torch.as_tensor(added, device=variable.value.device))
+                variable.value.add_(tensor_of(added).to(variable.value.device))
             full: list[Any] = [None] * len(self._variables)
             for position, gradient in zip(self._positions or [], gradients, strict=True):
                 like = self._variables[position].value
-                full[position] = torch.as_tensor(gradient, dtype=like.dtype, device=like.device)
+                full[position] = tensor_of(gradient).to(like.device, like.dtype)
             if self.is_training and self._variables:
                 self.model.optimizer.apply(full, self._variables)
             results = metric_results(self.model)
@@ -190,4 +198,4 @@ def _array(tensor: torch.Tensor) -> Array:
 def _assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
     with torch.no_grad():
         for variable, value in zip(variables, values, strict=True):
-            variable.value.copy_(torch.as_tensor(value))
+            variable.value.copy_(tensor_of(value))

@@ -15,9 +15,11 @@ from duoka.frameworks.exchange.outcome import Outcome
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.keras.logs import metric_results
+from duoka.frameworks.keras.raw_variables import traced_anew
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
 from duoka.frameworks.keras.tensorflow_rows import cut, has_rows, read
+from duoka.frameworks.keras.tensorflow_targets import Targets
 from duoka.frameworks.keras.untracked_random import draws_outside, say_random
 
 
@@ -117,8 +119,8 @@ class TensorFlowShare(ShareBackend):
         return self._functions[key]
 
     def _step(self, data: Any, factor: Any) -> list[Any]:
-        with self._exchanging(factor):
-            reported = self._model.train_step(data)
+        with self._exchanging(factor), Targets(factor).watching():
+            reported = traced_anew(self._model.train_step)(data)
         if draws_outside():
             self._tell(say_random(self._model))
         return self._logs.learn(reported, metric_results(self._model), self._updated)
