@@ -138,6 +138,65 @@ def an_optimizer_that_xla_cannot_compile(strategy):
 
 
 @scenario
+def optimizers_that_xla_would_change(strategy):
+    """One that draws numbers, which XLA makes in another way; one that has nothing to train; and one that scales losses
+    by a variable, which it has only once it is built.
+    """
+
+    class Noisy(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            noise = keras.random.normal(gradient.shape, seed=seeds)
+            super().update_step(gradient + noise, variable, learning_rate)
+
+    seeds, weight = keras.random.SeedGenerator(5), keras.Variable(np.ones((6, 1), "float32"))
+    noisy, idle, other = Noisy(0.1), keras.optimizers.SGD(0.1), keras.Variable(np.ones((6, 1), "float32"))
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4, dynamic_growth_steps=2)
+
+    def train_step(batch):
+        x, _, _ = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weight.value - 1) ** 2)
+        noisy.apply([tape.gradient(loss, weight.value)], [weight])
+        idle.apply([], [])
+        with tf.GradientTape() as tape:
+            scaled = scaling.scale_loss(tf.reduce_mean((x @ other.value - 1) ** 2))
+        scaling.apply([tape.gradient(scaled, other.value)], [other])
+        return loss
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    losses = [float(step(batch)) for batch in strategy.distribute_dataset(batches(rows=41))]
+    return describe([weight, seeds.state, other, scaling.dynamic_scale], losses)
+
+
+@scenario
+def functions_that_run_eagerly(strategy):
+    """As people do to look for a mistake."""
+    weight, optimizer = tf.Variable(tf.ones((6, 1))), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def loss_of(x):
+        return tf.reduce_mean((x @ weight - 1) ** 2)
+
+    @tf.function
+    def train_step(batch):
+        with tf.GradientTape() as tape:
+            loss = loss_of(batch[0])
+        optimizer.apply([tape.gradient(loss, weight)], [weight])
+        return loss
+
+    tf.config.run_functions_eagerly(True)
+    try:
+        dataset = strategy.distribute_dataset(batches(rows=41))
+        losses = [float(strategy.reduce("mean", strategy.run(train_step, args=(batch,)))) for batch in dataset]
+    finally:
+        tf.config.run_functions_eagerly(False)
+    return describe([weight], losses)
+
+
+@scenario
 def learning_rates_that_a_step_moves(strategy):
     """After the update, so that the next one sees it: a counter of v1, and an assignment; eager and in a graph."""
     weights, numbers = [], []
@@ -256,7 +315,8 @@ def results_of_all_kinds(strategy):
         x, tokens, _ = batch
         logits = model([x, tokens])
         sums = tf.reduce_sum(logits, 0)[tf.newaxis]
-        return {"logits": logits, "rows": tf.shape(x)[0], "sums": sums, "is_positive": logits[:, 0] > 0}
+        wave = tf.reduce_mean(tf.complex(logits[:, 0], logits[:, 1]))
+        return {"logits": logits, "rows": tf.shape(x)[0], "sums": sums, "is_positive": logits[:, 0] > 0, "wave": wave}
 
     numbers = []
     for batch in strategy.distribute_dataset(dataset):
@@ -276,7 +336,8 @@ def results_of_all_kinds(strategy):
             assert len(local) == len(strategy.local_replicas)
         for tensor in (logits, total, mean, together):
             numbers += np.ravel(tensor).tolist()
-        numbers += [float(rows), *map(float, truths)]
+        wave = complex(result["wave"] if isinstance(strategy, Plain) else strategy.reduce("mean", result["wave"]))
+        numbers += [float(rows), *map(float, truths), wave.real, wave.imag]
     return describe(model.variables, numbers)
 
 
@@ -336,13 +397,24 @@ def a_loop_inside_the_graph(strategy):
             total += strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
         return total
 
+    @tf.function
+    def some_steps(iterator):
+        total = 0.0
+        for _ in tf.range(3):
+            total += strategy.reduce("mean", strategy.run(train_step, args=(next(iterator),)))
+        return total
+
     optimizer.build(model.trainable_variables)
-    return describe(model.variables, [float(epoch(strategy.distribute_dataset(batches()))) for _ in range(2)])
+    iterator = iter(strategy.distribute_dataset(batches()))
+    losses = [float(epoch(strategy.distribute_dataset(batches()))) for _ in range(2)]
+    return describe(model.variables, [*losses, float(some_steps(iterator)), float(epoch(iterator))])
 
 
 @scenario
 def two_runs_in_one_graph(strategy):
-    """The second one begins when the first one is over, also where nothing goes from one to the other."""
+    """The second one begins when the first one is over, also where nothing goes from one to the other, and where they
+    stand in functions of their own.
+    """
     with strategy.scope():
         models = [network(is_noisy=False), network(is_regular=True)]
         optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.Nadam(0.01)]
@@ -361,9 +433,12 @@ def two_runs_in_one_graph(strategy):
     noises = keras.random.SeedGenerator(3)
     steps = [step_of(*pair, is_drawing=not n) for n, pair in enumerate(zip(models, optimizers, strict=True))]
 
+    runs = [lambda batch, step=step: strategy.reduce("mean", strategy.run(step, args=(batch,))) for step in steps]
+    functions = [tf.function(run, reduce_retracing=True) for run in runs]
+
     @tf.function(reduce_retracing=True)
     def distributed(batch):
-        return [strategy.reduce("mean", strategy.run(step, args=(batch,))) for step in (*steps, *steps)]
+        return [run(batch) for run in (*runs, *functions)]
 
     losses = [float(loss) for batch in strategy.distribute_dataset(batches()) for loss in distributed(batch)]
     return describe([variable for model in models for variable in model.variables], losses)

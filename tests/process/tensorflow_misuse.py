@@ -67,6 +67,14 @@ def average_inside(x):
     return tf.nn.compute_average_loss(x[:, 0])
 
 
+@tf.function
+def trains_inside(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.matmul(x, known.value))
+    optimizer.apply([tape.gradient(loss, known.value)], [known])
+    return loss
+
+
 iterator = iter(tf.data.Dataset.from_tensors(batch).repeat())
 
 
@@ -93,12 +101,17 @@ MISTAKES = {
     ),
     "no reduction": lambda: strategy.reduce("max", strategy.run(loss_of, args=(batch,))),
     "axis of a number": lambda: strategy.reduce("sum", strategy.run(loss_of, args=(batch,)), axis=0),
+    "axis of more": lambda: strategy.reduce("sum", strategy.run(lambda x: x, args=(batch,)), axis=2),
+    "ragged batch": lambda: strategy.run(lambda x: x, args=(tf.ragged.constant([[1.0], [2.0, 3.0]]),)),
     "shapes differ": of_different_shapes,
     "gather text": lambda: strategy.gather(strategy.run(lambda x: tf.strings.as_string(x), args=(batch,))),
     "average of a number": lambda: strategy.run(lambda x: strategy.average_loss(loss_of(x)), args=(batch,)),
     "weights of columns": lambda: strategy.run(lambda x: tf.nn.compute_average_loss(x[:, 0], x), args=(batch,)),
     "average in a function": lambda: strategy.run(lambda x: average_inside(x), args=(batch,)),
     "average in a function in a graph": lambda: tf.function(strategy.run)(lambda x: average_inside(x), args=(batch,)),
+    "optimizer in a function": lambda: strategy.run(lambda x: trains_inside(x), args=(batch,)),
+    "optimizer in a function in a graph": lambda: tf.function(strategy.run)(lambda x: trains_inside(x), args=(batch,)),
+    "unknown variable in a graph": lambda: tf.function(strategy.run)(unknown_variable, args=(batch,)),
     "draws a batch": lambda: strategy.run(lambda: loss_of(next(iterator))),
     "draws a batch in a graph": lambda: strategy.run(tf.function(lambda: loss_of(next(iterator)))),
     "mean of integers": lambda: strategy.run(

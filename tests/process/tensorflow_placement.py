@@ -84,6 +84,22 @@ def train(strategy: duoka.Mirrored) -> float:
     return model.fit(rows, rows[:, :1], batch_size=8, epochs=2, verbose=0).history["loss"][-1]
 
 
+def train_apart(strategy: duoka.Mirrored) -> float:
+    """In a graph, with variables on two devices."""
+    with duoka.device("/cpu:1"):
+        far = tf.Variable(tf.zeros((4, 1)), name="apart")
+    near, optimizer = tf.Variable(tf.zeros((1,)), name="near"), keras.optimizers.SGD(0.1, momentum=0.5)
+
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ far + near - 1) ** 2)
+        optimizer.apply(tape.gradient(loss, [far, near]), [far, near])
+        return loss
+
+    run = tf.function(strategy.run)
+    return [float(strategy.reduce("mean", run(train_step, args=(tf.ones((3, 4)),)))) for _ in range(3)][-1]
+
+
 def main() -> None:
     strategy = make_strategy()
     other = f"cpu:0/v{1 - strategy.worker}"
@@ -96,6 +112,7 @@ def main() -> None:
         "other": place_of(other),
         "errors": [error_of("/gpu:7"), error_of(other)],
         "loss": train(strategy),
+        "apart": train_apart(strategy),
         "limit_is_held": limit_is_held(),
     }
     if strategy.is_main:

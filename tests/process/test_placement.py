@@ -90,7 +90,7 @@ def test_what_is_not_here_or_another_worker_s_is_said_once_or_an_error(tensorflo
 def test_fit_logs_one_table_of_variables_and_operations(tensorflow):
     facts, said = tensorflow
     assert facts[0]["loss"] == facts[1]["loss"]
-    fit, _ = tables(said)
+    fit, *_ = tables(said)
     assert fit["variable", "sequential/dense/kernel"] == ("float32 (4, 8)", "cpu:0/v0")
     layers = [of for (what, name), (of, _) in fit.items() if what == "operations" and "/dense" in name]
     assert any("MatMul" in of for of in layers)
@@ -102,12 +102,21 @@ def test_fit_logs_one_table_of_variables_and_operations(tensorflow):
 def test_a_loop_s_step_is_shown_where_it_ran_and_not_where_it_was_requested(tensorflow):
     facts, said = tensorflow
     assert facts[0]["value"] == 48.0
-    _, own = tables(said)
+    *_, own = tables(said)
     assert own["variable", "far:0"][1] == "cpu:1"
     assert own["variable", "near:0"][1] == "cpu:0"
     assert own["operations", "tower"][1] == "cpu:2"
     assert own["operations", "loss"][1] == "cpu:0"
     assert "gpu" not in " ".join(device for _, device in own.values())
+
+
+@pytest.mark.tensorflow
+def test_a_loop_with_variables_on_two_devices_trains_and_shows_them(tensorflow):
+    facts, said = tensorflow
+    assert [each["apart"] for each in facts] == [pytest.approx(0.25)] * 2  # 1 - 0.1 * 2 * 5, then with momentum
+    _, run, _ = tables(said)
+    assert run["variable", "apart:0"][1] == "cpu:1"
+    assert run["variable", "near:0"][1] == "cpu:0/v0"
 
 
 @pytest.mark.tensorflow

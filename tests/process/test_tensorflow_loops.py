@@ -24,6 +24,8 @@ NUMBERS = (
     "weights_of_rows",
     "an_optimizer_of_v1",
     "an_optimizer_that_xla_cannot_compile",
+    "optimizers_that_xla_would_change",
+    "functions_that_run_eagerly",
     "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "variables_of_ones_own",
@@ -41,6 +43,8 @@ ALL = (*NOISY, *NUMBERS)
 SOME = (
     "everything_at_once",
     "an_optimizer_that_xla_cannot_compile",
+    "optimizers_that_xla_would_change",
+    "functions_that_run_eagerly",
     "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "weights_of_rows",

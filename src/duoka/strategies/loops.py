@@ -8,7 +8,7 @@ from typing import Any
 from duoka.strategies.strategy import Loop, Options, Session
 
 
-def _as_it_is(function: Any) -> Any:
+def as_it_is(function: Any) -> Any:
     """AutoGraph rewrites what a `tf.function` calls, unless it has this mark; here is nothing to rewrite."""
     function.autograph_info__ = {}
     return function
@@ -27,7 +27,7 @@ class Loops:
             self._loop_of_strategy = self._session.loop(self, self._options)
         return self._loop_of_strategy
 
-    @_as_it_is
+    @as_it_is
     def run(
         self,
         fn: Callable[..., Any],
@@ -43,13 +43,13 @@ class Loops:
         """
         return self._loop.run(fn, args, kwargs)
 
-    @_as_it_is
+    @as_it_is
     def experimental_run_v2(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self.run(fn, args, kwargs)
 
-    @_as_it_is
+    @as_it_is
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """The sum or the mean over all replicas of what `run` has returned.
 
@@ -58,31 +58,31 @@ class Loops:
         """
         return self._loop.reduce(reduce_op, value, axis)
 
-    @_as_it_is
+    @as_it_is
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """This worker's replicas' values, as a tuple."""
         return self._loop.local_results(value)
 
-    @_as_it_is
+    @as_it_is
     def distribute_dataset(self, dataset: Any) -> Any:
         """A tf.data.Dataset of global batches, for `run`: each replica takes its rows."""
         return self._loop.distribute_dataset(dataset)
 
-    @_as_it_is
+    @as_it_is
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         return self.distribute_dataset(dataset)
 
-    @_as_it_is
+    @as_it_is
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
         """The same, from a function that is given a tf.distribute.InputContext and makes batches for one replica."""
         return self._loop.distribute_datasets_from_function(dataset_fn)
 
-    @_as_it_is
+    @as_it_is
     def average_loss(self, per_example_loss: Any, global_batch_size: Any = None, *, sample_weight: Any = None) -> Any:
         """Inside `run`: one loss for each row, added up, by the true number of rows of the global batch."""
         return self._loop.average_loss(per_example_loss, sample_weight, global_batch_size)
 
-    @_as_it_is
+    @as_it_is
     def compute_average_loss(
         self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
     ) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from duoka.collectives.arrays import Array, as_array
 from duoka.collectives.packing import Packing
 from duoka.errors import MismatchError
-from duoka.strategies.loops import Loops
+from duoka.strategies.loops import Loops, as_it_is
 from duoka.strategies.over_replicas import OverReplicas
 from duoka.strategies.strategy import Adapter, Connect, Request, Session
 from duoka.strategies.turn import Turn
@@ -131,6 +131,7 @@ class Mirrored(Loops):
         """The true number of rows of this loop body; 0 for a stand-in."""
         return None if self._adapter is None else self._adapter.count
 
+    @as_it_is
     def weigh(self, loss: Any, count: Any = None) -> Any:
         """For losses that are not means over rows: say over how many things (tokens) this one is a mean.
 
@@ -262,6 +263,7 @@ class Mirrored(Loops):
         counts = None if count is None else [float(c) for c in _as_list(count)]
         return self._over_replicas.mean(values, counts, is_list=is_list)
 
+    @as_it_is
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Every replica's value, in the order of replicas, on every worker. Sizes may differ.
 

@@ -20,6 +20,11 @@ class Arguments:
         self._leaves = tf.nest.flatten(self._structure)
         self._split_at = [place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Rows)]
         for leaf in self._leaves:
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+                raise MismatchError(
+                    f"strategy.run was given a {type(leaf).__name__}, of which no rows can be taken yet.",
+                    do="give dense tensors: tensor.to_tensor() or tf.sparse.to_dense.",
+                )
             if isinstance(leaf, (EachReplica, LocalParts)):
                 raise MismatchError(
                     "strategy.run was given what another strategy.run has returned.",

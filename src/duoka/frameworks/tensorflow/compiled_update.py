@@ -13,16 +13,15 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from duoka.frameworks.keras.tensorflow_backend import FEW_VARIABLES
-from duoka.frameworks.tensorflow.graphs import is_stateful_random, walk
+from duoka.frameworks.tensorflow.graphs import is_random, walk
 from duoka.frameworks.tensorflow.recording import Update
-from duoka.frameworks.tensorflow.variables import raw
 
 _LOST_IN_XLA = ("Assert", "CheckNumerics", "CheckNumericsV2")  # it leaves them out
 
 
 def apply_compiled(update: Update, gradients: Sequence[Any]) -> None:
     """With the gradients of all replicas, compiled where that can be done and changes nothing but the last bits."""
-    is_wanted = isinstance(update.optimizer, BaseOptimizer) and len(update.variables) <= FEW_VARIABLES
+    is_wanted = isinstance(update.optimizer, BaseOptimizer) and 0 < len(update.variables) <= FEW_VARIABLES
     compiled = tf.function(update.apply, autograph=False, jit_compile=True)
     if is_wanted and _can_be_compiled(compiled, update, gradients):
         compiled(list(gradients))
@@ -36,20 +35,21 @@ def _can_be_compiled(compiled: Any, update: Update, gradients: Sequence[Any]) ->
         like = [None if gradient is None else _zeros_like(gradient) for gradient in gradients]
         try:
             graph = compiled.get_concrete_function(like).graph
-            if any(_is_changed_by_xla(operation) for operation, _ in walk(graph)):
+            devices = {variable.device for variable in graph.variables}
+            if len(devices) != 1 or any(_is_changed_by_xla(operation) for operation, _ in walk(graph)):
                 return False
             # Without a device TensorFlow draws a random number to find one, out of the script's own sequence.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                device = raw(update.variables[0]).device
-                compiled.experimental_get_compiler_ir(like)(stage="hlo", device_name=device)
+                compiled.experimental_get_compiler_ir(like)(stage="hlo", device_name=devices.pop())
         except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
             return False
     return True
 
 
 def _is_changed_by_xla(operation: Any) -> bool:
-    return is_stateful_random(operation) or operation.type in _LOST_IN_XLA
+    """XLA makes other numbers of the same seed."""
+    return is_random(operation) or operation.type in _LOST_IN_XLA
 
 
 def _zeros_like(gradient: Any) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
 _DRAWS = ("RngReadAndSkip", "RngSkip", "StatefulStandardNormalV2", "StatefulUniform", "StatefulTruncatedNormal")
 _WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign", "ResourceApply", "ResourceSparseApply", *_DRAWS)
 _STATEFUL_RANDOM = {
@@ -19,6 +22,7 @@ _STATEFUL_RANDOM = {
     "RandomPoisson",
     "RandomPoissonV2",
 }
+_STATELESS_RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial")
 # Operations that run other graphs: where those are named, and how many inputs come before theirs.
 _CALLS = {
     "PartitionedCall": (("f",), 0),
@@ -27,6 +31,19 @@ _CALLS = {
     "Case": (("branches",), 1),
     "While": (("cond", "body"), 0),
 }
+
+
+def graph_here() -> Any:
+    """That is being built; None outside of graphs."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def is_in_function_of(outer: Any) -> bool:
+    """Whether a function is traced that a graph, or code outside of graphs, calls; a branch or a loop is none."""
+    graph = graph_here()
+    while graph is not outer and isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph is not outer
 
 
 def walk(
@@ -63,6 +80,11 @@ def is_write(operation: Any) -> bool:
 def is_stateful_random(operation: Any) -> bool:
     """Its numbers come from a counter of the process: they cannot be drawn again for a step and a replica."""
     return operation.type in _STATEFUL_RANDOM
+
+
+def is_random(operation: Any) -> bool:
+    """Of any kind, with or without a state."""
+    return is_stateful_random(operation) or operation.type.startswith((*_DRAWS, *_STATELESS_RANDOM))
 
 
 def variables_of(graph: Any) -> list[Any]:

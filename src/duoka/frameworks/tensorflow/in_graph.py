@@ -29,6 +29,7 @@ from duoka.frameworks.tensorflow.graphs import (
 )
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
+from duoka.frameworks.tensorflow.order import Order
 from duoka.frameworks.tensorflow.outputs import Outputs
 from duoka.frameworks.tensorflow.randomness import say_random
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, Watched
@@ -55,6 +56,7 @@ class GraphRun:
         self,
         turns: Turns,
         host: TensorFlowHost,
+        order: Order,
         strategy: Any,
         tell: Callable[[str], None],
         agree: Callable[[Sequence[Any]], bool],
@@ -62,20 +64,27 @@ class GraphRun:
         middle: Middle | None,
     ) -> None:
         self._turns, self._host, self._strategy, self._tell, self._agree = turns, host, strategy, tell, agree
-        self._trained, self._middle = trained, middle
+        self._trained, self._middle, self._order = trained, middle, order
         self._owners: list[Any] = []
 
     def run(self, function: Callable[..., Any], name: str, arguments: Arguments, *, jit_compile: Any = None) -> Any:
         body, step = self._trace(function, name, arguments, jit_compile)
+        if step.build_optimizers():
+            # Once more: one that scales losses by a variable takes a constant before it has the variable.
+            body, step = self._trace(function, name, arguments, jit_compile)
         with tf.init_scope():
             self._agree(distinct([*step.variables, *variables_of(body.graph)]))  # those that are only read, too
         step.tell_trained(self._trained)
+        is_compiled = jit_compile is not False and arguments.have_known_rows
+        is_first = self._host.is_first_in_graph
+        with self._order.turn():
+            return self._run_all(body, step, arguments, is_compiled=is_compiled, is_first=is_first)
+
+    def _run_all(self, body: Any, step: Step, arguments: Arguments, *, is_compiled: bool, is_first: bool) -> Any:
         before = {id(variable): tf.identity(variable) for variable in step.written}
         seeds = [before[id(seed)] for seed in step.seeds]
         needs = [*_NEEDS, *((list(seed.shape), seed.dtype.name) for seed in step.seeds)]
         total_rows = tf.cast(arguments.count_rows(self._strategy.replicas), tf.int64)
-
-        is_first = self._host.is_first_in_graph
 
         def begin(total_rows: Array, *arrays: Array) -> list[Array]:
             rows, states = arrays[: len(arguments.rows)], arrays[len(arguments.rows) :]
@@ -99,11 +108,9 @@ class GraphRun:
             ],
             parallel_iterations=1,
         )
-        self._host.follow(done[0].op)  # another run in the same graph begins when this one is over
         results = done[len(needs) :]
         for result, (shape, _) in zip(results, like, strict=True):
             result.set_shape(shape)
-        is_compiled = jit_compile is not False and arguments.have_known_rows
         return self._finish(step, before, results, is_compiled=is_compiled)
 
     # One replica.
@@ -208,7 +215,7 @@ class GraphRun:
         others = [(list(variable.shape), variable.dtype.name) for variable in step.others]
         numbers: list[Any] = []
         for number in step.outputs.numbers:
-            mean = number.dtype.name if number.dtype.is_floating else "float64"
+            mean = "float64" if number.dtype.is_integer else number.dtype.name
             numbers += [([self._strategy.replicas], number.dtype.name), ([], number.dtype.name), ([], mean)]
         arrays: list[Any] = []
         for array in step.outputs.arrays:

@@ -31,6 +31,7 @@ from duoka.frameworks.tensorflow.in_graph import GraphRun
 from duoka.frameworks.tensorflow.losses import Losses, weigh_rows
 from duoka.frameworks.tensorflow.middle import Middle, Reasons, refuse_more_replicas
 from duoka.frameworks.tensorflow.operations import read_op
+from duoka.frameworks.tensorflow.order import Order
 from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, entered, get_replica_context, is_open
 from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
@@ -65,6 +66,7 @@ class Loop:
         self.checks = Checks(collective, check_every, self.tell_once)
         self._trained = Trained()
         self._host = TensorFlowHost(wire)
+        self._order = Order(self._host)
         self._middle = Middle(wire, self._host)
         self._cannot_wait = Reasons()
         self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
@@ -94,14 +96,14 @@ class Loop:
         plain = getattr(function, "python_function", None)
         if not tf.executing_eagerly():
             return self._run_in_graph(plain or function, args, kwargs, getattr(function, "_jit_compile", None))
-        if plain is not None:
+        if plain is not None and not tf.config.functions_run_eagerly():
             self._wire.failure = None  # of a step before, which somebody has caught
             try:
                 return self._graph_of(function)(tuple(args), kwargs)
             except tf.errors.OpError:
                 self._wire.raise_failure()  # as it was raised, not as TensorFlow wraps it
                 raise
-        return self._run_eagerly(function, args, kwargs)
+        return self._run_eagerly(plain or function, args, kwargs)
 
     def _graph_of(self, function: Any) -> Any:
         """A tf.function that is given to `run` outside of graphs: a graph of ours around the same Python."""
@@ -123,9 +125,8 @@ class Loop:
             self._watching.enter_context(log_step_placement(self._placement_log, self._agreed.values))
 
         def run(middle: Middle | None) -> Any:
-            graph = GraphRun(
-                self._turns, self._host, self._strategy, self.tell_once, self._agree, self._trained, middle
-            )
+            told = self.tell_once, self._agree, self._trained
+            graph = GraphRun(self._turns, self._host, self._order, self._strategy, *told, middle)
             return graph.run(converted, _name_of(function), arguments, jit_compile=jit_compile)
 
         return self._waiting(function, run)
@@ -239,6 +240,11 @@ class Loop:
         _refuse_text(value)
         shape = list(value.joined.shape)
         if axis is not None:
+            if not -len(shape) <= axis < len(shape):
+                raise MismatchError(
+                    f"strategy.reduce(axis={axis}) was given arrays of {len(shape)} dimensions.",
+                    do="give an axis that they have, or leave it out.",
+                )
             axis = axis if axis >= 0 else axis + len(shape)
             del shape[axis]
         elif shape:
@@ -253,7 +259,8 @@ class Loop:
             return self._reduce_on_host(is_mean, parts, dict(zip(parts, rows.tolist(), strict=True)), axis)
 
         arguments = [joined, value.lengths, value.replicas, value.rows]
-        (result,) = self._host.call(reduce, arguments, [(shape, dtype.name)])
+        with self._order.turn():
+            (result,) = self._host.call(reduce, arguments, [(shape, dtype.name)])
         return result
 
     def _reduce_on_host(self, is_mean: bool, parts: dict[int, Array], rows: dict[int, int], axis: int | None) -> Array:
@@ -339,7 +346,8 @@ class Loop:
 
         shape = [None] * len(value.joined.shape)
         arguments = [value.joined, value.lengths, value.replicas]
-        (result,) = self._host.call(gather_parts, arguments, [(shape, value.joined.dtype.name)])
+        with self._order.turn():
+            (result,) = self._host.call(gather_parts, arguments, [(shape, value.joined.dtype.name)])
         return result
 
     def local_results(self, value: Any) -> tuple[Any, ...]:

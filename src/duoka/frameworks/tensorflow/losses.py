@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from duoka.errors import MismatchError
 from duoka.frameworks.replacing import replacing_inside
+from duoka.frameworks.tensorflow.graphs import graph_here, is_in_function_of
 
 
 class Losses:
@@ -22,7 +22,7 @@ class Losses:
 
     def __init__(self, factor: Any, total_rows: Any) -> None:
         self._factor, self._total_rows = factor, total_rows
-        self._graph = _graph_here()
+        self._graph = graph_here()
 
     def average(self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
         """The sum over these rows by the rows of the global batch, or by the size that is given."""
@@ -51,15 +51,12 @@ class Losses:
 
     def _refuse_inner_function(self) -> None:
         """A function keeps its trace, and the factors of this replica in it: another would compute with them."""
-        graph = _graph_here()
-        while graph is not self._graph:
-            if not isinstance(graph, ControlFlowFuncGraph):
-                raise MismatchError(
-                    "An average or scaled loss is computed inside a tf.function that the step calls.",
-                    why="TensorFlow keeps that function as it was traced, with the rows of one replica and one batch.",
-                    do="leave @tf.function away from it, and give the whole step to strategy.run as a tf.function.",
-                )
-            graph = graph.outer_graph
+        if is_in_function_of(self._graph):
+            raise MismatchError(
+                "An average or scaled loss is computed inside a tf.function that the step calls.",
+                why="TensorFlow keeps that function as it was traced, with the rows of one replica and one batch.",
+                do="leave @tf.function away from it, and give the whole step to strategy.run as a tf.function.",
+            )
 
     @contextmanager
     def patched(self) -> Iterator[None]:
@@ -78,10 +75,6 @@ class Losses:
             replacing_inside(tf.nn.scale_regularization_loss, self.scale),
         ):
             yield
-
-
-def _graph_here() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def weigh_rows(per_example_loss: Any, sample_weight: Any) -> Any:

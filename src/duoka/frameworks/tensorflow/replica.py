@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from duoka.errors import MismatchError
+from duoka.frameworks.tensorflow.graphs import graph_here, is_in_function_of
 from duoka.frameworks.tensorflow.iterators import refusing_iterators
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
@@ -124,7 +125,7 @@ class Watched:
             see_generator(state)
 
         self.updates.clear()  # TensorFlow may trace a step twice
-        self._graph, self._is_eager = tf.compat.v1.get_default_graph(), tf.executing_eagerly()
+        self._graph = graph_here()
         with ExitStack() as stack:
             self._stack = stack
             stack.enter_context(context.losses.patched())
@@ -173,14 +174,15 @@ class Watched:
             tf.distribute.get_replica_context = former
 
     def _update(self, update: Update, apply: Callable[[Sequence[Any]], Any]) -> Any:
-        if self._is_eager and not tf.executing_eagerly():
+        if is_in_function_of(self._graph):
             raise MismatchError(
-                "The step runs outside of graphs, and calls an optimizer inside of one.",
-                why="what replicas hand to optimizers is exchanged between them, and here a graph keeps it to itself.",
-                do="give the tf.function itself to strategy.run, or call strategy.run inside a tf.function.",
+                "The step calls a tf.function that calls an optimizer.",
+                why="what replicas hand to optimizers is exchanged between them, and TensorFlow keeps such a function"
+                " as it was traced.",
+                do="give the tf.function itself to strategy.run, or leave @tf.function away from it.",
             )
         if self._exchange is None:
-            if tf.compat.v1.get_default_graph() is not self._graph:
+            if graph_here() is not self._graph:
                 raise NeedsMiddle("it applies gradients in a branch or a loop of a graph")
             if not self.updates:
                 self._note_first_update()

@@ -82,6 +82,16 @@ class Step:
         """What this step trains belongs to what must stay equal."""
         trained.see(self._all_updates, self.moving)
 
+    def build_optimizers(self) -> bool:
+        """Those of Keras that have no variables of their own yet; whether there were any."""
+        is_any = False
+        for update in self._all_updates:
+            if isinstance(update.optimizer, BaseOptimizer) and update.variables and not update.optimizer.built:
+                with tf.init_scope():
+                    update.optimizer.build(list(update.variables))
+                is_any = True
+        return is_any
+
     @property
     def rate(self) -> Any:
         """The learning rate, where it is a number that a script may change; of several optimizers the sum."""

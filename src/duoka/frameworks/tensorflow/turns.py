@@ -170,10 +170,11 @@ class Turns:
 
     def _sum_up(self, values: Array) -> tuple[Array, Array, Array]:
         counts = [self._num_rows(replica) for replica in range(len(values))]
-        wide = values if values.dtype.kind == "f" and values.dtype.itemsize >= 4 else values.astype(np.float64)
+        is_whole = values.dtype.kind not in "fc"
+        wide = values.astype(np.float64) if is_whole else values
         weights = [wide.dtype.type(count / self._total_rows) for count in counts]
         weighted = [value * weight for value, weight in zip(wide, weights, strict=True)]
-        mean = _add_up(weighted).astype(values.dtype if values.dtype.kind == "f" else np.float64)
+        mean = _add_up(weighted).astype(np.float64 if is_whole else values.dtype)
         return values, _add_up(list(values)), mean
 
     def _num_rows(self, replica: int) -> int:

@@ -124,7 +124,7 @@ def watching_writes(
     call = Function.__call__
 
     def call_seen(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() and not tf.config.functions_run_eagerly():
             graph = function.get_concrete_function(*args, **kwargs).graph
             for variable in drawn_from(graph):
                 see_generator(variable)
