@@ -154,13 +154,13 @@ def optimizers_that_xla_would_change(strategy):
 
     def train_step(batch):
         x, _, _ = batch
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             loss = tf.reduce_mean((x @ weight.value - 1) ** 2)
-        noisy.apply([tape.gradient(loss, weight.value)], [weight])
-        idle.apply([], [])
-        with tf.GradientTape() as tape:
             scaled = scaling.scale_loss(tf.reduce_mean((x @ other.value - 1) ** 2))
-        scaling.apply([tape.gradient(scaled, other.value)], [other])
+        gradients = tape.gradient(loss, weight.value), tape.gradient(scaled, other.value)
+        noisy.apply([gradients[0]], [weight])
+        idle.apply([], [])
+        scaling.apply([gradients[1]], [other])
         return loss
 
     @tf.function(reduce_retracing=True)
