@@ -32,6 +32,7 @@ class Strike:
     moment: str
     count: int = 1
     life: int = 1
+    number: int = signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Story:
     size: str
     strikes: tuple[Strike, ...]
     joins: int = 1  # how many newcomers are to join
+    deadline_s: float = 20.0
     overrun: int = 0  # how many steps more one that has come back wants to run
 
 
@@ -68,8 +70,9 @@ def train(collective, story: Story, directory: Path) -> dict:
 
     def moment(name: str) -> None:
         seen[name] = seen.get(name, 0) + 1
-        if any(strike.moment == name and strike.count == seen[name] for strike in mine):
-            os.kill(os.getpid(), signal.SIGKILL)
+        for strike in mine:
+            if (strike.moment, strike.count) == (name, seen[name]):
+                os.kill(os.getpid(), strike.number)
 
     collective.moment = moment
     state = State(story.size)
@@ -125,7 +128,7 @@ def tell(story: Story, directory: Path) -> tuple[Launched, list[str]]:
         assert attached is not None
         return train(_join(attached).collective, story, directory)
 
-    plan = replace(plan_for(story.num_workers, story.num_replicas), respawn=True)
+    plan = replace(plan_for(story.num_workers, story.num_replicas, story.deadline_s), respawn=True)
     return launch(plan, in_worker, said.append), said
 
 
@@ -199,6 +202,12 @@ def test_a_worker_that_dies_again_and_again_is_started_three_times(tmp_path):
     said = check(Story(2, 2, "small", strikes, joins=3), tmp_path, left=1, joined=0)
     assert sum("is started again" in line for line in said) == 3
     assert said[-1] == "worker 1 (cpu:0/v1) has been started again 3 times; the run goes on without it."
+
+
+def test_a_worker_that_is_stopped_past_its_deadlines_is_killed_and_replaced(tmp_path):
+    strike = Strike(1, "step 3", number=signal.SIGSTOP)
+    said = check(Story(3, 4, "large", (strike,), deadline_s=1.5), tmp_path)
+    assert any("worker 1 (cpu:0/v1) was stopped (SIGSTOP)" in line for line in said), said
 
 
 def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_spoil_their_end(tmp_path):
