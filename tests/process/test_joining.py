@@ -43,6 +43,7 @@ class Story:
     strikes: tuple[Strike, ...]
     joins: int = 1  # how many newcomers are to join
     deadline_s: float = 20.0
+    mistake: str = ""  # what a newcomer does otherwise than the first workers did
     overrun: int = 0  # how many steps more one that has come back wants to run
 
 
@@ -75,6 +76,11 @@ def train(collective, story: Story, directory: Path) -> dict:
                 os.kill(os.getpid(), strike.number)
 
     collective.moment = moment
+    collective.barrier()
+    if life > 1 and story.mistake:
+        (directory / f"ready-{collective.worker}-{life}").touch()
+        collective.broadcast(np.zeros(2)) if story.mistake == "another call" else int("no number")
+    float(collective.all_reduce([np.float64(1)] * len(collective.replicas)))
     state = State(story.size)
     buffers = [collective.buffer(SIZES[story.size], "f4", "weights"), collective.buffer(1, "i8", "applied")]
     joining = collective.joining
@@ -201,6 +207,22 @@ def test_a_worker_that_dies_again_and_again_is_started_three_times(tmp_path):
     strikes = (Strike(1, "step 3"), *(Strike(1, "taking", life=life) for life in (2, 3, 4)))
     said = check(Story(2, 2, "small", strikes, joins=3), tmp_path, left=1, joined=0)
     assert sum("is started again" in line for line in said) == 3
+    assert said[-1] == "worker 1 (cpu:0/v1) has been started again 3 times; the run goes on without it."
+
+
+def test_a_newcomer_whose_script_does_not_fit_fails_alone_with_one_line(tmp_path):
+    story = Story(2, 2, "small", (Strike(1, "step 3"),), mistake="another call")
+    said = check(story, tmp_path, left=1, joined=0)
+    assert len(said) == 3 and said[-1] == (
+        "worker 1 (cpu:0/v1) could not join: The script does not do the same a second time: it calls 'broadcast from"
+        " replica 0', where the others called 'all_reduce sum of float64[]'; the run goes on without it."
+    )
+
+
+def test_an_error_in_a_newcomers_script_is_a_line_and_never_the_end_of_the_run(tmp_path):
+    said = check(Story(2, 2, "small", (Strike(1, "step 3"),), joins=3, mistake="an error"), tmp_path, left=1, joined=0)
+    failed = "worker 1 (cpu:0/v1) failed with ValueError before it had joined; its log has the rest."
+    assert said.count(failed) == 3
     assert said[-1] == "worker 1 (cpu:0/v1) has been started again 3 times; the run goes on without it."
 
 
