@@ -159,7 +159,8 @@ class Run:
         new = sorted(path for path in self._files() - files if path.split("/")[0] != "runs")
         assert new == [], f"left behind: {new}"
         temporary = [path.name for path in self._temporary.iterdir()]
-        assert [name for name in temporary if not name.startswith(tuple(leaves))] == []
+        left = [name for name in temporary if not name.startswith(tuple(leaves))]
+        assert left == [], f"left behind: {left}"
         wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
 
     def end(self) -> None:

@@ -132,8 +132,9 @@ class Checks:
             f" {groups[1][0]}.",
             why=f"nobody has a majority, so that nobody can say which values are right (equal are: {listing})."
             f" {self._since()} Memory with a flipped bit does this, or code that changes weights on some workers only.",
-            do="start the run again: it goes on from the last checkpoint. With three workers or more one that drifts"
-            " is given the others' values.",
+            do=f"start the run again from a checkpoint of step {self.agreed_step or 0} or before: later ones may have"
+            " been saved with wrong values, so move them away first. With three workers or more, one that drifts is"
+            " given the others' values.",
         )
 
     def _tell_of_healing(
