@@ -102,7 +102,7 @@ def test_unequal_calls_are_told_to_all_workers(kind):
 
 def one_more_on_the_main_worker(collective, size):
     if collective.worker == 0:
-        collective.buffer(SMALL, "f4")
+        collective.buffer(size, "f4")
     return [collective.buffer(size, "f4")]
 
 

@@ -155,16 +155,16 @@ def test_a_worker_holds_memory_for_its_own_replicas_only():
     assert run(3, 8, count_slots) == [3, 3, 2]
 
 
-def deposit_and_count_shared_bytes(control) -> int:
+def deposit_and_count_shared_pieces(control) -> int:
     collective = on_tensors(control)
-    before = control._arena._reserved_bytes
+    before = control._arena._asked.total()
     buffer = collective.buffer(1_000_000, "f4")
     add_up(collective, [buffer], lambda *_: np.ones(1_000_000, "f4"))
-    return control._arena._reserved_bytes - before
+    return control._arena._asked.total() - before
 
 
 def test_numbers_on_a_device_take_no_shared_memory():
-    assert run(2, 2, deposit_and_count_shared_bytes) == [0, 0]
+    assert run(2, 2, deposit_and_count_shared_pieces) == [0, 0]
 
 
 def use_host_memory(control) -> list[Any]:
