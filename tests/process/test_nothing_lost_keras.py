@@ -24,6 +24,7 @@ from tests.process.strikes import Strike
 pytestmark = [pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("keras_chaos.py")
 REPLICAS = 4
+FRAMEWORKS_LEAVE = ["torchinductor_", "__autograph_generated_file"]  # in the temporary directory, killed or not
 KINDS = {"fit-torch": "torch", "fit-jax": "jax", "fit-tensorflow": "tensorflow", "loop-tensorflow": "tensorflow"}
 BACKENDS = [pytest.param(kind, marks=getattr(pytest.mark, backend)) for kind, backend in KINDS.items()]
 
@@ -44,7 +45,7 @@ def run(kind: str, num_workers: int, plan: list[dict], folder: Path) -> Ended:
         [sys.executable, "-m", "duoka", "run", *words, json.dumps(plan), str(folder)],
         env=one_thread | {"KERAS_BACKEND": KINDS[kind]},
     )
-    return started.finish(280)
+    return started.finish(280, leaves=FRAMEWORKS_LEAVE)
 
 
 @lru_cache
