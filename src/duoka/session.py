@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import duoka
+from duoka.checkpoint.codec import Codec
 from duoka.checkpoint.files import load_state, save_state
 from duoka.collectives.arena import Arena
 from duoka.collectives.board import Board
@@ -43,10 +45,12 @@ from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
 from duoka.runtime.environment import foreign_launcher, respawn_asked, threads_given, transport_asked
+from duoka.runtime.fingerprint import take_fingerprint
 from duoka.runtime.launch import launch as launch_workers
 from duoka.runtime.plan import Plan, choose_transport, read_flag, read_seconds, read_whole_number, threads_per_worker
 from duoka.runtime.run import become_supervisor, describe_ending, describe_plan, say
 from duoka.runtime.seeds import seed_everything
+from duoka.runtime.termination import Wish
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.borders import Borders
 from duoka.strategies.mirrored import Mirrored as Mirrored
@@ -68,6 +72,8 @@ class WorkerSession:
         self._display: Display | None = None
         self._logs_placement = False
         self.borders = Borders()
+        attached = attachment()
+        self._wish = Wish(None if attached is None else attached.link)
 
     @property
     def num_workers(self) -> int:
@@ -125,6 +131,29 @@ class WorkerSession:
             attached = attachment()
             self._display = open_display(sys.stderr, None if attached is None else attached.identity.columns)
         return Progress(iterable, desc, total, is_main, position, self._display)
+
+    @property
+    def is_newcomer(self) -> bool:
+        return self.collective.joining is not None and self.collective.joining.is_newcomer
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def at_exit(self, function: Callable[[], None]) -> None:
+        atexit.register(function)
+
+    def fingerprint(self) -> dict[str, str]:
+        return take_fingerprint(self.device, self._plan.threads)
+
+    def list_codecs(self) -> list[Codec]:
+        return list_codecs()
+
+    def listen_for_termination(self) -> Callable[[], bool]:
+        self._wish.listen()
+        return self._wish.is_there
+
+    def say_that_it_ends(self) -> None:
+        self._wish.tell_end()
 
     def save_state(self, path: Any, state: Any) -> None:
         save_state(path, state, list_codecs())
@@ -188,6 +217,32 @@ class NotebookSession:
         position: Position,
     ) -> Progress:
         return self._joined.progress(iterable, desc, total, is_main, position)
+
+    @property
+    def borders(self) -> Borders:
+        return self._joined.borders
+
+    @property
+    def is_newcomer(self) -> bool:
+        return self._joined.is_newcomer
+
+    def say(self, text: str) -> None:
+        self._joined.say(text)
+
+    def at_exit(self, function: Callable[[], None]) -> None:
+        self._joined.at_exit(function)
+
+    def fingerprint(self) -> dict[str, str]:
+        return self._joined.fingerprint()
+
+    def list_codecs(self) -> list[Codec]:
+        return self._joined.list_codecs()
+
+    def listen_for_termination(self) -> Callable[[], bool]:
+        return self._joined.listen_for_termination()
+
+    def say_that_it_ends(self) -> None:
+        self._joined.say_that_it_ends()
 
     def save_state(self, path: Any, state: Any) -> None:
         self._joined.save_state(path, state)

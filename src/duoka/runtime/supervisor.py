@@ -28,6 +28,7 @@ from duoka.runtime.plumbing import Plumbing
 from duoka.runtime.poison import Death, Deaths, MemoryShortage
 from duoka.runtime.process import is_gone, signal_group, signal_name
 from duoka.runtime.respawn import Respawn
+from duoka.runtime.termination import TERMINATED, Termination
 from duoka.runtime.watching import Lost
 from duoka.runtime.watchman import Watched, Watchman
 from duoka.topology.membership import Membership
@@ -109,6 +110,7 @@ class Supervisor:
         self._vote: Vote | None = None
         self._outcome = Outcome()
         self._kill_at: float | None = None
+        self._termination = Termination(plan.deadline_s)
         self._remains: dict[int, float] = {}  # process groups of dead workers, and when they are killed
         self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn)
         self._deaths = Deaths(self.describe)
@@ -251,6 +253,7 @@ class Supervisor:
         self._clear_remains()
         self._respawn.kill_late()
         self._look_after_the_late()
+        self._give_up_saving()
         if self._kill_at is not None and self._clock() >= self._kill_at:
             self._kill()
 
@@ -267,7 +270,8 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         moments = (self._fold.next_due(), self._kill_at, self._watchman.next_look(), self._respawn.next_due())
-        due = [moment for moment in (*moments, *self._remains.values()) if moment is not None]
+        others = (self._termination.due, *self._remains.values())
+        due = [moment for moment in (*moments, *others) if moment is not None]
         return max(0.0, min(due) - self._clock()) if due else None
 
     def _look_after_the_late(self) -> None:
@@ -286,9 +290,28 @@ class Supervisor:
         if self._kill_at is not None:
             self._kill_at = self._clock()  # asked twice: at once
             return
+        if number == signal.SIGTERM and self._termination.savers and not self._termination.is_wished:
+            self._let_save()
+            return
         self.stop(f"{signal_name(number)} was received", 128 + number)
+        if self._termination.is_wished:
+            self._kill_at = self._clock()  # asked twice, too
         again = "; once more kills them at once" if number == signal.SIGINT else ""
         self._say(f"{signal_name(number)}: {count_workers(self._outcome.num_stopped)} asked to end{again}.")
+
+    def _let_save(self) -> None:
+        """Workers that save checkpoints finish their step, save, and end; they are not asked to end otherwise."""
+        self._termination.wish(self._clock())
+        self._say("SIGTERM: the step is finished and saved, then the run ends; once more ends it at once.")
+        for worker in self._running():
+            if worker.number in self._termination.savers:
+                _signal(worker.pid, signal.SIGTERM)
+
+    def _give_up_saving(self) -> None:
+        if self._termination.due is not None and self._clock() >= self._termination.due:
+            self._termination.begin_ending()
+            self._say(f"SIGTERM: no step has ended within {self._plan.deadline_s:g} s; the run ends without saving.")
+            self.stop("SIGTERM was received", TERMINATED)
 
     def _read_output(self, worker: Worker, fd: int) -> bool:
         """True while there may be more."""
@@ -343,6 +366,12 @@ class Supervisor:
             worker.result = message
         elif kind in ("waiting", "waited"):
             self._watchman.hear(worker.number, message)
+        elif kind == "saves":
+            self._termination.savers.add(worker.number)
+        elif kind == "terminated" and not self._termination.is_wished and self._kill_at is None:
+            self._let_save()
+        elif kind == "ends":
+            self._termination.begin_ending()
         elif kind == "report" and self._vote is not None:
             self._vote.report(worker.number, int(message["generation"]), _standing(message))
             self._decide()
@@ -365,6 +394,8 @@ class Supervisor:
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         was_joining = worker.state is State.JOINING
+        if self._termination.is_granted(status):
+            self._outcome.exit_code, status = status, 0
         worker.state = judge(status, reported_failure=worker.failure is not None)
         self._fold.end(worker.number)
         if was_joining:

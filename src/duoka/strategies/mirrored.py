@@ -15,6 +15,7 @@ from duoka.collectives.packing import Packing
 from duoka.errors import MismatchError
 from duoka.strategies.loops import Loops, as_it_is
 from duoka.strategies.over_replicas import OverReplicas
+from duoka.strategies.saving import Saving
 from duoka.strategies.strategy import Adapter, Connect, Request, Session
 from duoka.strategies.turn import Turn
 
@@ -22,7 +23,7 @@ Compute = Callable[[int], Any]
 _NOTHING, _ARRAY = "nothing", "array"  # kinds of gathered values, beside the types of tensors
 
 
-class Mirrored(Loops):
+class Mirrored(Loops, Saving):
     """Synchronous data parallelism over all devices, or over those given.
 
     In a script, the first strategy with more than one replica hands over to Duoka's supervisor, which starts
@@ -379,26 +380,6 @@ class Mirrored(Loops):
 
     def _position(self) -> tuple[int, int] | None:
         return None if self._adapter is None else self._adapter.position
-
-    def save(self, path: Any, state: Any, *, deadline_s: float = 1800.0) -> bool:
-        """Write a state (dictionaries and lists of tensors, numbers, strings) to one file, once, on the main worker.
-
-        All workers call it and wait until the file is there, whole, in the place of the old one; when it cannot be
-        written, all of them raise the same error. In a loop body that does not complete its batch nothing happens,
-        as with `optimizer.step`. Returns whether it was saved. `load` reads it; so does every safetensors reader.
-        """
-        self._refuse_in_evaluation("save")
-        if not self.stepped:
-            return False
-        turn = Turn(self._session.collective, "strategy.save", deadline_s)
-        if turn.is_mine():
-            with turn.acting():
-                self._session.save_state(path, state)
-        return True
-
-    def load(self, path: Any, *, device: Any = None) -> Any:
-        """The state that `save` wrote, with its tensors on the CPU or on the device given. Every worker reads it."""
-        return self._session.load_state(path, device)
 
     @contextmanager
     def main_first(self, *, deadline_s: float = 1800.0) -> Iterator[None]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from duoka.checkpoint.codec import Codec
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
 from duoka.data.position import Epochs
@@ -232,6 +233,39 @@ class Session(Protocol):
         is_main: Callable[[], bool],
         position: Callable[[], tuple[int, int] | None],
     ) -> Any: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def borders(self) -> Borders: ...
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether this worker was started in the place of a lost one, and has not joined the others yet."""
+        ...
+
+    def say(self, text: str) -> None:
+        """One line to the user."""
+        ...
+
+    def at_exit(self, function: Callable[[], None]) -> None:
+        """Call it when this process ends, however its script has ended."""
+        ...
+
+    def fingerprint(self) -> dict[str, str]:
+        """What equal bits depend on beside the run itself: processor, versions, threads, flags."""
+        ...
+
+    def list_codecs(self) -> list[Codec]: ...
+
+    def listen_for_termination(self) -> Callable[[], bool]:
+        """From now on SIGTERM is a wish to end at a border; the answer tells whether it has come."""
+        ...
+
+    def say_that_it_ends(self) -> None:
+        """That border has come."""
+        ...
 
     def save_state(self, path: Any, state: Any) -> None: ...
 

@@ -91,8 +91,9 @@ class Capture:
             "batch": loop.batch,
             "whole_shares": loop.runs_whole_shares,
             "last_calls": list(self._gradients.last_calls),
+            "epoch": self._epochs.epoch or max((loader.passes.position[0] for loader in parts.loaders), default=0),
             "epochs": self._epochs.capture(),
-            "loaders": [loader.passes.capture() for loader in parts.loaders] + self._positions,
+            "position": [loader.passes.capture() for loader in parts.loaders] + self._positions,
             "evaluations": self._evaluation.capture(),
             "generators": capture_generators(),
         }
@@ -147,7 +148,7 @@ class Capture:
     def _restore_position(self, state: dict[str, Any]) -> None:
         here = [loader.passes.where for loader in self._parts.loaders]
         self._epochs.resume(state["epochs"])
-        positions = list(state["loaders"])
+        positions = list(state["position"])
         for loader, position in zip(self._parts.loaders, positions, strict=False):
             loader.passes.resume(position)
         self._positions = positions[len(here) :]

@@ -1,0 +1,96 @@
+"""States in files: one that the user asks for, and the checkpoints of a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from duoka.checkpoint.store import Store
+from duoka.errors import CheckpointError
+from duoka.strategies.checkpoints import Checkpoints
+from duoka.strategies.rhythm import Rhythm
+from duoka.strategies.strategy import Adapter, Options, Session
+from duoka.strategies.turn import Turn
+
+
+class Saving:
+    """What a strategy offers for saving."""
+
+    _session: Session
+    _options: Options
+    _adapter: Adapter | None
+    _checkpoints: Checkpoints | None = None
+
+    def checkpoint(
+        self,
+        directory: Any,
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        keep: int | None = 3,
+        resume: bool = True,
+        also: Mapping[str, Any] | None = None,
+    ) -> Checkpoints:
+        """Save the whole run every so many steps or seconds (ten minutes), and go on from what is there already.
+
+        Call it once, after `prepare`. It looks for the newest verified checkpoint and puts the run back to it: the
+        next batch is the exact next one, and the bits are those of a run that never stopped, on any number of workers.
+        Without one the run begins. `resume=False` begins a new run and moves older checkpoints aside. `also` names
+        objects of your own with `state_dict` and `load_state_dict`. On SIGTERM the step is finished and saved.
+
+        >>> strategy.checkpoint("checkpoints", every_steps=500)  # doctest: +SKIP
+        >>> for epoch in strategy.epochs(10):  # doctest: +SKIP
+        ...     train(loader)
+        """
+        if self._checkpoints is not None:
+            raise CheckpointError("This run has a directory of checkpoints already.", do="call checkpoint once.")
+        if self._adapter is None:
+            raise CheckpointError("There is nothing to save yet.", do="call strategy.prepare first.")
+        if not hasattr(self._adapter, "capture"):
+            raise CheckpointError(
+                "strategy.checkpoint saves PyTorch loops only, for now.",
+                do="use callbacks of Keras (ModelCheckpoint, BackupAndRestore), or strategy.save.",
+            )
+        if strange := [name for name, thing in (also or {}).items() if not hasattr(thing, "load_state_dict")]:
+            raise CheckpointError(
+                f"{strange[0]!r} cannot be saved along.", why="it has no state_dict and load_state_dict."
+            )
+        rhythm = Rhythm(every_steps, every_s)
+        store = Store(directory, keep, self._session.say)
+        flags = {"exact": self._options.exact, "sync_batchnorm": self._options.sync_batchnorm}
+        checkpoints = Checkpoints(self._session, self._adapter, store, rhythm, also or {}, flags, lambda: self.is_main)
+        checkpoints.resume() if resume else checkpoints.set_aside()
+        self._session.borders.add(border=checkpoints.at_border, end=checkpoints.at_end)
+        self._checkpoints = checkpoints
+        return checkpoints
+
+    @property
+    def is_main(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def stepped(self) -> bool:
+        raise NotImplementedError
+
+    def _refuse_in_evaluation(self, call: str) -> None:
+        raise NotImplementedError
+
+    def save(self, path: Any, state: Any, *, deadline_s: float = 1800.0) -> bool:
+        """Write a state (dictionaries and lists of tensors, numbers, strings) to one file, once, on the main worker.
+
+        All workers call it and wait until the file is there, whole, in the place of the old one; when it cannot be
+        written, all of them raise the same error. In a loop body that does not complete its batch nothing happens,
+        as with `optimizer.step`. Returns whether it was saved. `load` reads it; so does every safetensors reader.
+        """
+        self._refuse_in_evaluation("save")
+        if not self.stepped:
+            return False
+        turn = Turn(self._session.collective, "strategy.save", deadline_s)
+        if turn.is_mine():
+            with turn.acting():
+                self._session.save_state(path, state)
+        return True
+
+    def load(self, path: Any, *, device: Any = None) -> Any:
+        """The state that `save` wrote, with its tensors on the CPU or on the device given. Every worker reads it."""
+        return self._session.load_state(path, device)

@@ -1,0 +1,129 @@
+"""PyTorch runs that are ended in every way, and go on from their checkpoints with the bits of a run that never was."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.scripts import PYTHON, Ended, Run, write
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import hashlib, json, os, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import duoka
+
+given = json.loads(sys.argv[1])
+strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, given.get("width", 16)), nn.Dropout(0.2), nn.Linear(given.get("width", 16), 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+loader = DataLoader(TensorDataset(torch.randn(50, 8), torch.randn(50, 2)), batch_size=8, shuffle=True)
+model, optimizer, scheduler, loader = strategy.prepare(model, optimizer, scheduler, loader)
+if "directory" in given:
+    strategy.checkpoint(given["directory"], every_steps=3)
+for epoch in strategy.epochs(4):
+    for number, (x, y) in strategy.enumerate(loader):
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        if strategy.stepped:
+            strategy.print(f"did {strategy.step} {number}", flush=True)
+            time.sleep(given.get("seconds", 0))
+    scheduler.step()
+digest = hashlib.sha256()
+for tensor in (*model.parameters(), *(v for s in optimizer.state.values() for v in s.values())):
+    digest.update(tensor.detach().numpy().tobytes())
+strategy.print("hash", digest.hexdigest(), scheduler.get_last_lr(), strategy.step, flush=True)
+"""
+
+
+def start(directory: Path, **given) -> Run:
+    import json
+
+    return Run(directory, [*PYTHON, str(write(directory, SCRIPT)), json.dumps(given)], env={"DUOKA_RESPAWN": "0"})
+
+
+def hash_of(ended: Ended) -> str:
+    assert ended.code == 0, ended.err
+    return next(line for line in ended.out.splitlines() if line.startswith("hash"))
+
+
+def newest(directory: Path) -> Path:
+    return max((directory / "work" / "saved").glob("step-*"))
+
+
+def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_path):
+    calm = hash_of(start(tmp_path, workers=2).finish(60))
+    given = {"directory": "saved", "seconds": 0.1}
+
+    run = start(tmp_path, workers=2, **given)  # all workers are killed
+    run.wait_for("did 7 ", timeout_s=60)
+    for pid in run.workers().values():
+        __import__("os").kill(pid, signal.SIGKILL)
+    ended = run.finish(30)
+    assert ended.code == 137 and "no worker is left" in ended.err, ended.err
+
+    run = start(tmp_path, workers=1, **given)  # preempted, on another number of workers
+    run.wait_for("did 10 ", timeout_s=60)
+    run.signal(signal.SIGTERM)
+    ended = run.finish(30)
+    assert ended.code == 143, ended.err
+    assert "resumed from" in ended.err and "is saved in" in ended.err and "training held up for" in ended.err
+    saved = int(newest(tmp_path).name.removeprefix("step-"))
+    assert saved >= 10 and f"did {saved} " in ended.out and f"did {saved + 1} " not in ended.out
+
+    run = start(tmp_path, workers=3, **given)  # the supervisor is killed, and the newest checkpoint damaged
+    run.wait_for("did 17 ", timeout_s=60)
+    run.signal(signal.SIGKILL)
+    run.process.wait(10)
+    assert run.wait_until_all_are_gone(5) < 5
+    assert f"did {saved} " not in run.out and f"did {saved + 1} " in run.out
+    state = newest(tmp_path) / "state.safetensors"
+    data = bytearray(state.read_bytes())
+    data[-5] ^= 1
+    state.write_bytes(data)
+
+    ended = start(tmp_path, workers=2, directory="saved").finish(60)
+    assert hash_of(ended) == calm
+    assert "This checkpoint is skipped" in ended.err and state.exists()
+    again = start(tmp_path, workers=2, directory="saved").finish(60)  # a finished run trains no more
+    assert hash_of(again) == calm and "did" not in again.out
+
+
+@pytest.mark.slow
+def test_two_workers_stop_at_the_same_step_and_a_second_sigterm_ends_at_once(tmp_path):
+    run = start(tmp_path, workers=2, directory="saved", seconds=0.1)
+    run.wait_for("did 4 ", timeout_s=60)
+    run.signal(signal.SIGTERM)
+    ended = run.finish(30)
+    assert ended.code == 143 and "did not end in time" not in ended.err, ended.err
+    run = start(tmp_path, workers=2, directory="saved", seconds=20)
+    run.wait_for("did ", timeout_s=60)
+    run.signal(signal.SIGTERM)
+    run.wait_for("once more ends it at once")
+    run.signal(signal.SIGTERM)
+    ended = run.finish(10)
+    assert ended.code == 143 and ended.seconds < 5, ended.err
+
+
+@pytest.mark.slow
+def test_another_model_seed_or_number_of_replicas_is_refused_with_the_difference(tmp_path):
+    assert start(tmp_path, workers=1, directory="saved").finish(60).code == 0
+    for other, words in (
+        ({"width": 5}, "0.weight is (5, 8) float32 here, and (16, 8) float32 in the saved one"),
+        ({"seed": 3}, "is of a run with seed=0; this one has seed=3"),
+        ({"replicas": 2}, "is of a run with replicas=4; this one has replicas=2"),
+    ):
+        ended = start(tmp_path, workers=2, directory="saved", **other).finish(60)
+        assert ended.code == 1 and words in ended.err, ended.err
+    for path in (tmp_path / "work" / "saved").glob("step-*"):
+        (path / "manifest.json").write_text("{}")
+    ended = start(tmp_path, workers=2, directory="saved").finish(60)
+    assert ended.code == 65 and "None of the checkpoints" in ended.err, ended.err

@@ -1,0 +1,65 @@
+"""Where a script is in its data, and when something is due again."""
+
+from __future__ import annotations
+
+import pytest
+
+from duoka.data.position import Epochs, Passes
+from duoka.errors import CheckpointError
+from duoka.runtime.termination import Termination
+from duoka.strategies.rhythm import Rhythm
+
+
+def walk(passes: Passes, num_batches: int) -> list[int]:
+    first = passes.begin()
+    given = [] if first is None else list(range(first, num_batches))
+    for _ in given:
+        passes.give()
+    passes.end()
+    return given
+
+
+def test_finished_passes_give_nothing_and_the_one_under_way_goes_on():
+    passes = Passes()
+    passes.resume({"passes": 2, "batches": 3, "at_epoch": 2, "order": ""})
+    assert [walk(passes, 5) for _ in range(4)] == [[], [], [3, 4], [0, 1, 2, 3, 4]]
+    assert passes.position == (4, 0)
+
+
+def test_a_position_that_is_reached_already_is_not_resumed():
+    passes = Passes()
+    walk(passes, 5)
+    passes.begin()
+    passes.give()
+    passes.resume(passes.capture())
+    assert passes.where == (1, 1, True) and not passes.is_resumed
+
+
+def test_epochs_start_where_the_run_is_and_passes_go_with_them():
+    passes = Passes()
+    epochs = Epochs(begin=lambda is_resumed: passes.begin_resumed_epoch() if is_resumed else passes.begin_epoch())
+    epochs.resume({"call": 2, "epoch": 1})
+    passes.resume({"passes": 4, "batches": 2, "at_epoch": 4, "order": ""})
+    assert list(epochs.walk(3)) == []
+    assert [(epoch, walk(passes, 4)) for epoch in epochs.walk(3)] == [(1, [2, 3]), (2, [0, 1, 2, 3])]
+    assert epochs.capture() == {"call": 2, "epoch": 3} and passes.capture()["at_epoch"] == 5
+
+
+def test_a_rhythm_counts_steps_from_the_beginning_and_seconds_from_the_last_time():
+    now = [0.0]
+    rhythm = Rhythm(every_steps=100, every_s=10, clock=lambda: now[0])
+    rhythm.begin(150)
+    assert [step for step in range(150, 320) if rhythm.is_due(step)] == [200, 300]
+    now[0] = 10.0
+    assert not rhythm.is_due(300), "the state has not changed"
+    assert rhythm.is_due(320) and not rhythm.is_due(321)
+    for wrong in ({"every_steps": 0}, {"every_steps": True}, {"every_s": 0}, {"every_s": "1"}):
+        with pytest.raises(CheckpointError, match="cannot be used"):
+            Rhythm(**wrong)
+
+
+def test_the_exit_code_of_a_wish_counts_only_when_it_was_wished():
+    termination = Termination(patience_s=60)
+    assert not termination.is_granted(143)
+    termination.wish(now=5.0)
+    assert termination.due == 65.0 and termination.is_granted(143) and not termination.is_granted(1)
