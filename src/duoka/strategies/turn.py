@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from duoka.collectives.collective import Collective
-from duoka.errors import CheckpointError, DuokaError, WorkerFailed
+from duoka.errors import CheckpointDamaged, CheckpointError, DuokaError, WorkerFailed
 
 _LONGEST_PART = 1200  # in bytes: three of them travel in one note
 _FAILED, _DONE = b"!", b"."
@@ -59,8 +59,9 @@ class Turn:
 
     def _raise_failure(self, note: bytes) -> None:
         kind, what, why, do = json.loads(note)
-        if kind == CheckpointError.__name__:
-            raise CheckpointError(what, why=why, do=do)
+        for error in (CheckpointError, CheckpointDamaged):
+            if kind == error.__name__:
+                raise error(what, why=why, do=do)
         raise WorkerFailed(
             f"The main worker failed in {self._name}, for which this one waited: {kind}: {what}", why=why, do=do
         )
