@@ -12,6 +12,7 @@ import pytest
 from tests.process.scripts import PYTHON, Ended, Run, write
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
 
 SCRIPT = """
 import hashlib, json, os, sys, time
@@ -60,20 +61,20 @@ def newest(directory: Path) -> Path:
 
 
 def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_path):
-    calm = hash_of(start(tmp_path, workers=2).finish(60))
+    calm = hash_of(start(tmp_path, workers=2).finish(60, LEAVES))
     given = {"directory": "../saved", "seconds": 0.1}
 
     run = start(tmp_path, workers=2, **given)  # all workers are killed
     run.wait_for("did 7 ", timeout_s=60)
     for pid in run.workers().values():
         os.kill(pid, signal.SIGKILL)
-    ended = run.finish(30)
+    ended = run.finish(30, LEAVES)
     assert ended.code == 137 and "no worker is left" in ended.err, ended.err
 
     run = start(tmp_path, workers=1, **given)  # preempted, on another number of workers
     run.wait_for("did 10 ", timeout_s=60)
     run.signal(signal.SIGTERM)
-    ended = run.finish(30)
+    ended = run.finish(30, LEAVES)
     assert ended.code == 143, ended.err
     assert "resumed from" in ended.err and "is saved in" in ended.err and "training held up for" in ended.err
     saved = int(newest(tmp_path).name.removeprefix("step-"))
@@ -90,10 +91,10 @@ def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_pa
     data[-5] ^= 1
     state.write_bytes(data)
 
-    ended = start(tmp_path, workers=2, directory="../saved").finish(60)
+    ended = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)
     assert hash_of(ended) == calm
     assert "This checkpoint is skipped" in ended.err and state.exists()
-    again = start(tmp_path, workers=2, directory="../saved").finish(60)  # a finished run trains no more
+    again = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)  # a finished run trains no more
     assert hash_of(again) == calm and "did" not in again.out
 
 
@@ -102,28 +103,28 @@ def test_two_workers_stop_at_the_same_step_and_a_second_sigterm_ends_at_once(tmp
     run = start(tmp_path, workers=2, directory="../saved", seconds=0.1)
     run.wait_for("did 4 ", timeout_s=60)
     run.signal(signal.SIGTERM)
-    ended = run.finish(30)
+    ended = run.finish(30, LEAVES)
     assert ended.code == 143 and "did not end in time" not in ended.err, ended.err
     run = start(tmp_path, workers=2, directory="../saved", seconds=20)
     run.wait_for("did ", timeout_s=60)
     run.signal(signal.SIGTERM)
     run.wait_for("once more ends it at once")
     run.signal(signal.SIGTERM)
-    ended = run.finish(10)
+    ended = run.finish(10, LEAVES)
     assert ended.code == 143 and ended.seconds < 5, ended.err
 
 
 @pytest.mark.slow
 def test_another_model_seed_or_number_of_replicas_is_refused_with_the_difference(tmp_path):
-    assert start(tmp_path, workers=1, directory="../saved").finish(60).code == 0
+    assert start(tmp_path, workers=1, directory="../saved").finish(60, LEAVES).code == 0
     for other, words in (
         ({"width": 5}, "0.weight is (5, 8) float32 here, and (16, 8) float32 in the saved one"),
         ({"seed": 3}, "is of a run with seed=0; this one has seed=3"),
         ({"replicas": 2}, "is of a run with replicas=4; this one has replicas=2"),
     ):
-        ended = start(tmp_path, workers=2, directory="../saved", **other).finish(60)
+        ended = start(tmp_path, workers=2, directory="../saved", **other).finish(60, LEAVES)
         assert ended.code == 1 and words in ended.err, ended.err
     for path in (tmp_path / "saved").glob("step-*"):
         (path / "manifest.json").write_text("{}")
-    ended = start(tmp_path, workers=2, directory="../saved").finish(60)
+    ended = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)
     assert ended.code == 65 and "None of the checkpoints" in ended.err, ended.err
