@@ -47,8 +47,8 @@ strategy.print("hash", digest.hexdigest(), scheduler.get_last_lr(), strategy.ste
 """
 
 
-def start(directory: Path, **given) -> Run:
-    return Run(directory, [*PYTHON, str(write(directory, SCRIPT)), json.dumps(given)], env={"DUOKA_RESPAWN": "0"})
+def start(place: Path, **given) -> Run:
+    return Run(place, [*PYTHON, str(write(place, SCRIPT)), json.dumps(given)], env={"DUOKA_RESPAWN": "0"})
 
 
 def hash_of(ended: Ended) -> str:
