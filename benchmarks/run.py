@@ -41,7 +41,7 @@ def measure(names: list[str]) -> dict:
     """Run these one after the other. What one has found is kept at once: the next one may be interrupted."""
     known = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
     for name in names:
-        known[name] = {"on": time.strftime("%Y-%m-%d"), "numbers": run(name)}
+        known[name] = {"on": time.strftime("%Y-%m-%d"), "machine": _machine(), "numbers": run(name)}
         NUMBERS.write_text(json.dumps(known, indent=1) + "\n")
     return known
 
@@ -120,8 +120,8 @@ def write_table(known: dict) -> None:
     rows.append(_recovery_row(numbers["recovery_pause_ms"]))
     text = "\n\n".join([
         "# Measured by `make bench`",
-        f"{_machine()}. CPU only: no GPU was there. Two workers, one thread each; medians; contestants take turns."
-        f" Measured on {' and '.join(days)}.",
+        f"{_say_machines(known)} CPU only: no GPU was there. Two workers, one thread each; medians; contestants take"
+        f" turns. Measured on {' and '.join(days)}.",
         table(rows),
         "## All-reduce of float32, two workers, microseconds",
         _all_reduce_table(reduce),
@@ -319,6 +319,16 @@ def _all_reduce_table(reduce: dict) -> str:
     lines = ["| size | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     lines += [f"| {size} | " + " | ".join(f"{row[kind]:,.0f}" for kind in kinds) + " |" for size, row in reduce.items()]
     return "\n".join(lines)
+
+
+def _say_machines(known: dict) -> str:
+    """Which machine measured what: all of it one, unless some was measured again elsewhere."""
+    by_machine: dict[str, list[str]] = {}
+    for name, found in known.items():
+        by_machine.setdefault(found["machine"], []).append(name)
+    if len(by_machine) == 1:
+        return f"{next(iter(by_machine))}."
+    return " ".join(f"{machine}: {', '.join(names)}." for machine, names in by_machine.items())
 
 
 def _machine() -> str:
