@@ -64,7 +64,10 @@ with tf.Graph().as_default(), tf.device("/CPU:0"):
         with tf.device(device), tf1.variable_scope("model", reuse=bool(losses)):
             losses.append(tower_loss(own_x, own_y))
             tower_grads.append(optimizer.compute_gradients(losses[-1]))
-    train = optimizer.apply_gradients(average_gradients(tower_grads), global_step=global_step)
+    averaged = average_gradients(tower_grads)
+    # All gradients first: an update writes to the memory of a variable, which others may still be computed from.
+    with tf.control_dependencies([gradient for gradient, _ in averaged]):
+        train = optimizer.apply_gradients(averaged, global_step=global_step)
     loss = tf.add_n(losses) / len(losses)
     saver = tf1.train.Saver(max_to_keep=3)
 
