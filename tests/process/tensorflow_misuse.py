@@ -159,6 +159,22 @@ def resets_in_graph(x):
     error_of["reset_in_graph"].update_state(x[:, 0], x[:, 1])
 
 
+words = tf.Variable(tf.ones([5, 2]), name="words")
+for_words = keras.optimizers.SGD(0.1)
+
+
+@tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)], autograph=False)
+def of_several_lengths(tokens):
+    """A number of rows, and of words in them, that the graph does not know."""
+    strategy.run(looks_up_words, args=(tokens,))
+
+
+def looks_up_words(tokens):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.gather(words, tokens))
+    for_words.apply_gradients([(tape.gradient(loss, words), words)])
+
+
 def main():
     found = {name: told(mistake) for name, mistake in MISTAKES.items()}
     # And after all of them everything works.
@@ -177,6 +193,8 @@ def main():
             strategy.run(step, args=(batch,))
     for step in (resets_eagerly, tf.function(resets_in_graph)):
         strategy.run(step, args=(batch,))
+    for length in (2, 3):
+        of_several_lengths(tf.ones([4, length], tf.int32))
     print("FOUND " + json.dumps(found), flush=True)
 
 

@@ -107,6 +107,10 @@ def test_steps_that_draw_from_no_generator_are_named_once(found):
         assert found["said"].count(f"{name} draws from tf.random") == 1
 
 
+def test_sparse_gradients_of_batches_of_several_lengths_are_named_once(found):
+    assert found["said"].count("looks_up_words takes batches of several lengths") == 1
+
+
 def test_counters_without_an_aggregation_are_named_once(found):
     for name in ("counts_eagerly", "counts_in_graph"):
         assert found["said"].count(f"{name} adds to {name}_total:0, which has no aggregation") == 1

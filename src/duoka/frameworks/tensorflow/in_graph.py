@@ -156,7 +156,10 @@ class GraphRun:
         ]
         self._name_doubtful(name, graph, pairs)
         self._owners.append(compiled)  # a graph lives no longer than its function
-        return body, self._step(name, watched, pairs, seeds, later, returned[0])
+        step = self._step(name, watched, pairs, seeds, later, returned[0])
+        if step.slices_like and any(None in leaf.shape[1:] for leaf in arguments.rows):
+            self._tell(say_lengths(name))
+        return body, step
 
     def _name_doubtful(self, name: str, graph: Any, written: Sequence[tuple[Any, Merge]]) -> None:
         added_to = {id(variable) for variable in only_added_to(graph)}
@@ -246,6 +249,14 @@ def flatten(result: Result) -> list[Any]:
 
 def _is_sparse(gradient: Any) -> bool:
     return has_rows(gradient, is_eager=False)
+
+
+def say_lengths(name: str) -> str:
+    return (
+        f"{name} takes batches of several lengths: its sparse gradients are taken for those of rows. A table of"
+        " positions, looked up once for all rows, would reach the optimizer once for each replica: let dataset and"
+        " function have a fixed length, or look it up with a matrix product"
+    )
 
 
 def is_seed(variable: Any) -> bool:
