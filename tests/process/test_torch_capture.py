@@ -182,7 +182,7 @@ def run_from(path, state, script, num_replicas: int, stop_at: int | None = None,
     return run.digest(), run
 
 
-# With one replica the batches of loaders walked side by side are counted one by one: its counters differ, not its bits.
+# Not tried with one replica, where the batches of loaders walked side by side are counted one by one.
 @pytest.mark.parametrize(
     ("script", "num_replicas"), [(s, r) for s in SCRIPTS for r in (1, 4) if (s, r) != (two_loaders, 1)]
 )
