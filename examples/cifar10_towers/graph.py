@@ -54,7 +54,7 @@ def tower_loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 with tf.Graph().as_default(), tf.device("/CPU:0"):
     global_step = tf1.train.get_or_create_global_step()
-    rate = tf1.train.exponential_decay(0.05, global_step, decay_steps=1000, decay_rate=0.5, staircase=True)
+    rate = tf1.train.exponential_decay(0.01, global_step, decay_steps=1000, decay_rate=0.5, staircase=True)
     optimizer = tf1.train.MomentumOptimizer(rate, 0.9)
     x = tf1.placeholder(tf.float32, [options.batch_size, 32, 32, 3])
     y = tf1.placeholder(tf.int32, [options.batch_size])
