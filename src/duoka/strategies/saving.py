@@ -45,7 +45,11 @@ class Saving:
         if self._checkpoints is not None:
             raise CheckpointError("This run has a directory of checkpoints already.", do="call checkpoint once.")
         if self._adapter is None:
-            raise CheckpointError("There is nothing to save yet.", do="call strategy.prepare first.")
+            raise CheckpointError(
+                "There is nothing to save yet.",
+                why="checkpoints are of PyTorch loops, for now: those of TensorFlow are not known to them.",
+                do="call strategy.prepare first; in a loop of TensorFlow use tf.train.Checkpoint.",
+            )
         if not hasattr(self._adapter, "capture"):
             raise CheckpointError(
                 "strategy.checkpoint saves PyTorch loops only, for now.",

@@ -304,7 +304,7 @@ class Gradients:
         return WorkerLost(
             f"A worker was lost at step {self._loop.step}, and this step cannot be done again.",
             why="a loop that steps more than once per batch, or sync_batchnorm, exchanges in the middle of a step.",
-            do="start again from the last checkpoint.",
+            do="start again from the last checkpoint (strategy.checkpoint writes them, and goes on from the newest).",
         )
 
     def _agree_on_moved(self, moved: Sequence[int]) -> None:
