@@ -152,6 +152,11 @@ class WorkerSession:
         self._wish.listen()
         return self._wish.is_there
 
+    def keep_checkpoints(self, directory: str, *, resumes: bool) -> None:
+        attached = attachment()
+        if attached is not None:
+            attached.link.send({"kind": "keeps", "directory": directory, "resumes": resumes})
+
     def say_that_it_ends(self) -> None:
         self._wish.tell_end()
 
@@ -240,6 +245,9 @@ class NotebookSession:
 
     def listen_for_termination(self) -> Callable[[], bool]:
         return self._joined.listen_for_termination()
+
+    def keep_checkpoints(self, directory: str, *, resumes: bool) -> None:
+        self._joined.keep_checkpoints(directory, resumes=resumes)
 
     def say_that_it_ends(self) -> None:
         self._joined.say_that_it_ends()

@@ -37,6 +37,22 @@ def exit_code(exit_status: int) -> int:
     return exit_status if exit_status >= 0 else 128 - exit_status
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Where a run keeps its checkpoints, and whether it goes on from them when it starts."""
+
+    directory: str
+    resumes: bool
+
+
+@dataclass(frozen=True)
+class WayBack:
+    """What a run that has ended could go on from, and what it has ended for."""
+
+    why: str
+    directory: str
+
+
 @dataclass(frozen=True, order=True)
 class Standing:
     """How far a worker is: the last call it completed, and the steps it has behind it."""

@@ -22,6 +22,7 @@ from duoka.runtime.identity import Identity
 from duoka.runtime.output import Fold
 from duoka.runtime.plan import Plan
 from duoka.runtime.process import flush_streams
+from duoka.runtime.returning import run_to_the_end
 from duoka.runtime.seeds import seed_frameworks_to_come
 from duoka.runtime.starters import ForkStarter
 from duoka.runtime.supervisor import Outcome, Supervisor
@@ -74,7 +75,7 @@ def launch(plan: Plan, body: Callable[[], Any], say: Callable[[str], None]) -> L
     flush_streams()
     fold = Fold(_writer("stdout"), _writer("stderr"), time.monotonic)
     try:
-        outcome = Supervisor(plan, ForkStarter(plan, run), fold, None, say).run()
+        outcome = run_to_the_end(Supervisor(plan, ForkStarter(plan, run), fold, None, say), say)
         finished = {worker: _read_all(boxes[worker]) for worker in outcome.results}
     finally:
         for box in boxes:

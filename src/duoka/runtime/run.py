@@ -18,6 +18,7 @@ from duoka.runtime.command import Command
 from duoka.runtime.output import Fold, Logs, make_run_directory
 from duoka.runtime.plan import Plan
 from duoka.runtime.process import flush_streams
+from duoka.runtime.returning import run_to_the_end
 from duoka.runtime.starters import ScriptStarter
 from duoka.runtime.supervisor import Outcome, Supervisor, count_workers
 
@@ -53,7 +54,7 @@ def run_script(plan: Plan, command: Command) -> int:
     say(f"{describe_plan(plan)}; logs in {_short(run_directory.path, command.directory)}")
     logs = Logs(run_directory.path, say)
     supervisor = Supervisor(plan, ScriptStarter(plan, command, os.environ, run_directory.path), fold, logs, say)
-    outcome = supervisor.run(signals.wakeup, signals.next)
+    outcome = run_to_the_end(supervisor, say, signals.wakeup, signals.next)
     ending = describe_ending(outcome, plan)
     if ending.line:
         say(ending.line)

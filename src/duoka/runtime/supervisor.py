@@ -19,7 +19,7 @@ from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import wake
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import DuokaError, LaunchError, Stopped
-from duoka.runtime.decisions import Standing, State, Vote, exit_code, judge
+from duoka.runtime.decisions import Kept, Standing, State, Vote, WayBack, exit_code, judge
 from duoka.runtime.guardian import REMAINS_S, Guardian
 from duoka.runtime.link import SocketLink, make_pair
 from duoka.runtime.output import Fold, Logs, name_workers
@@ -85,6 +85,7 @@ class Outcome:
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     num_stopped: int = 0  # how many were still running when the run was ended
     last_line: str = ""  # to be said when everything else has been shown
+    way_back: WayBack | None = None  # see `returning.py`
 
 
 class Supervisor:
@@ -114,6 +115,8 @@ class Supervisor:
         self._remains: dict[int, float] = {}  # process groups of dead workers, and when they are killed
         self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn)
         self._deaths = Deaths(self.describe)
+        self._last_death: Death | None = None
+        self._kept: Kept | None = None
         self._shortage = MemoryShortage()
         self._watchman = Watchman(self.describe, say, self._note, self.tell_member, clock)
 
@@ -145,6 +148,13 @@ class Supervisor:
             self._close()
         self._outcome.states = {w.number: w.state for w in self._workers.values()}
         return self._outcome
+
+    def make_next(self) -> Supervisor:
+        """Another one for the same run, to start all workers anew. What has killed before is not forgotten."""
+        following = Supervisor(self._plan, self._start, self._fold, self._logs, self._say, clock=self._clock)
+        following._deaths = self._deaths
+        self._fold.move_main(0)
+        return following
 
     def stop(self, why: str, code: int, ending: Worker | None = None) -> None:
         """Ask everybody but the one that is ending already to end. After the grace period all are killed."""
@@ -289,6 +299,8 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         if self._kill_at is not None:
             self._kill_at = self._clock()  # asked twice: at once
+            if self._outcome.way_back is not None:  # it was going back: this is the end
+                self._outcome.way_back, self._outcome.exit_code = None, 128 + number
             return
         if number == signal.SIGTERM and self._termination.savers and not self._termination.is_wished:
             self._let_save()
@@ -366,6 +378,8 @@ class Supervisor:
             worker.result = message
         elif kind in ("waiting", "waited"):
             self._watchman.hear(worker.number, message)
+        elif kind == "keeps":
+            self._kept = Kept(str(message["directory"]), bool(message["resumes"]))
         elif kind == "saves":
             self._termination.savers.add(worker.number)
         elif kind == "terminated" and not self._termination.is_wished and self._kill_at is None:
@@ -439,9 +453,18 @@ class Supervisor:
             return
         if told.get("error") == "WorkerLost" and self._outcome.lost:
             code = 128 + self._outcome.lost[0][1]
+            self._outcome.way_back = self._find_way_back()
         self._outcome.failed_worker = worker.number
         self._outcome.failure = worker.failure
         self.stop(f"worker {worker.number} failed", code or 1, ending=worker)
+
+    def _find_way_back(self) -> WayBack | None:
+        """After a loss that ends the run. Not without respawn: whoever leaves that out starts runs again himself."""
+        death, kept = self._last_death, self._kept
+        if death is None or kept is None or not kept.resumes or not self._plan.respawn or self._termination.is_wished:
+            return None
+        why = f"{self.describe(death.worker)} was lost at step {death.work.step}, which cannot be done again"
+        return WayBack(why, kept.directory)
 
     def _on_lost(self, worker: Worker, number: int) -> None:
         if self._kill_at is not None:
@@ -450,7 +473,7 @@ class Supervisor:
             self._fail_for(worker, explained)
             return
         self._outcome.lost.append((worker.number, number))
-        death = self._look_at_death(worker, number)
+        death = self._last_death = self._look_at_death(worker, number)
         if poison := self._deaths.note(death):
             self._fail_for(worker, poison)
             return

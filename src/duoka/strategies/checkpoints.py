@@ -50,6 +50,7 @@ class Checkpoints:
     def resume(self) -> None:
         """From the newest verified one, if there is any: one worker chooses, all of them read it."""
         begin = time.monotonic()
+        self._session.keep_checkpoints(self._store.directory, resumes=True)
         turn = Turn(self._session.collective, "strategy.checkpoint", _DEADLINE_S)
         found: Found | None = None
         if turn.is_mine():
@@ -78,6 +79,7 @@ class Checkpoints:
 
     def set_aside(self) -> None:
         """A new run in a directory with checkpoints: they are kept, where they cannot be taken for this run's."""
+        self._session.keep_checkpoints(self._store.directory, resumes=False)
         turn = Turn(self._session.collective, "strategy.checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():

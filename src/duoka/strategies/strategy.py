@@ -263,6 +263,10 @@ class Session(Protocol):
         """From now on SIGTERM is a wish to end at a border; the answer tells whether it has come."""
         ...
 
+    def keep_checkpoints(self, directory: str, *, resumes: bool) -> None:
+        """They are in this directory; a run that has to start anew `resumes` from there, if it does."""
+        ...
+
     def say_that_it_ends(self) -> None:
         """That border has come."""
         ...

@@ -1,0 +1,193 @@
+"""A worker lost in a step that cannot be done again: all start anew, and go on from the last checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.scripts import DUOKA_RUN, PYTHON, Ended, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
+
+SCRIPT = """
+    import hashlib, json, os, signal, sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    import duoka
+
+    given = json.loads(sys.argv[1])
+    kind, strikes = given["kind"], given.get("strikes", [])
+    strategy = duoka.Mirrored(devices=2, sync_batchnorm=kind != "gan")
+    print("life", flush=True)
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(48, 6)), batch_size=8, shuffle=True)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 6))
+    judge = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (net, judge)]
+    net, judge, *optimizers, loader = strategy.prepare(net, judge, *optimizers, loader)
+    if "every" in given:
+        strategy.checkpoint("../saved", every_steps=given["every"])
+
+    def strike(place):
+        \"\"\"Die here, each time once.\"\"\"
+        for number, (worker, step, where) in enumerate(strikes):
+            mark = Path(f"../struck-{number}")
+            if (strategy.worker, strategy.step, place) == (worker, step, where) and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def train(x):
+        noise = torch.randn_like(x)
+        if kind != "batchnorm":
+            optimizers[1].zero_grad()
+            (judge(net(noise).detach()).mean() - judge(x).mean()).backward()
+            optimizers[1].step()
+            strike("middle")
+            optimizers[0].zero_grad()
+            (-judge(net(noise)).mean()).backward()
+            optimizers[0].step()
+        else:
+            optimizers[0].zero_grad()
+            loss = ((net(x) - noise) ** 2).mean()
+            strike("middle")
+            loss.backward()
+            optimizers[0].step()
+
+    for epoch in strategy.epochs(3):
+        for (x,) in loader:
+            train(x)
+            strategy.print("did", strategy.step, flush=True)
+    digest = hashlib.sha256()
+    for model, optimizer in zip((net, judge), optimizers):
+        for tensor in (*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())):
+            digest.update(tensor.detach().numpy().tobytes())
+    print(json.dumps({"sha256": digest.hexdigest(), "step": strategy.step}), flush=True)
+    """
+
+
+def train(directory: Path, kind: str, **given) -> Ended:
+    program = (*DUOKA_RUN, "--devices", "2")  # which need not import PyTorch once more, to know
+    return start(directory, SCRIPT, json.dumps({"kind": kind} | given), program=program).finish(90, LEAVES)
+
+
+def strikes_of(directory: Path) -> int:
+    return len(list(directory.glob("struck-*")))
+
+
+WHO = "worker {0} (cpu:0/v{0}) was lost at step {1}, which cannot be done again: all workers start anew, "
+
+
+def test_a_gan_with_sync_batchnorm_that_loses_its_main_worker_goes_back_to_the_bits_of_a_calm_run(tmp_path):
+    calm = train(tmp_path / "calm", "both")
+    ended = train(tmp_path / "struck", "both", every=4, strikes=[(0, 6, "middle")])
+    assert (calm.code, ended.code) == (0, 0), ended.err
+    assert strikes_of(tmp_path / "struck") == 1
+    assert ended.facts() == calm.facts() and len(calm.facts()) == 2
+    assert WHO.format(0, 6) + "and go back to the checkpoint of step 4 (1 of at most 3 times)." in ended.said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["batchnorm", "gan"])
+def test_a_loss_in_a_step_that_cannot_be_done_again_ends_with_the_bits_of_a_calm_run(kind, tmp_path):
+    calm = train(tmp_path / "calm", kind)
+    assert calm.code == 0, calm.err
+    # Before anything is saved; then worker 0, which saves; then the other one, in a later epoch.
+    strikes = [(1, 2, "middle"), (0, 6, "middle"), (1, 13, "middle")]
+    ended = train(tmp_path / "struck", kind, every=4, strikes=strikes)
+    assert ended.code == 0, ended.err
+    assert strikes_of(tmp_path / "struck") == 3
+    assert ended.facts() == calm.facts() and len(calm.facts()) == 2
+    gone_back = [line for line in ended.said() if "start anew" in line]
+    assert gone_back == [
+        WHO.format(1, 2) + "from the beginning, because no checkpoint has been written yet (1 of at most 3 times).",
+        WHO.format(0, 6) + "and go back to the checkpoint of step 4 (2 of at most 3 times).",
+        WHO.format(1, 13) + "and go back to the checkpoint of step 12 (3 of at most 3 times).",
+    ]
+    assert re.findall(r"resumed from .*?: step (\d+), epoch (\d+), batch (\d+)", ended.err) == [
+        ("4", "0", "4"),
+        ("12", "2", "0"),
+    ]
+    assert ended.log(0).count("life") == ended.log(1).count("life") == 4  # and one directory of the run
+    assert "Traceback" not in ended.err
+
+
+# Without a framework: what the runtime does. A worker dies where its value cannot be computed again.
+PLAIN = """
+    import json, os, signal, sys, time
+    from pathlib import Path
+    import numpy as np
+    import duoka
+
+    given = json.loads(sys.argv[1])
+    strategy = duoka.Mirrored(devices=2)
+    session = strategy._session
+    lives = Path(f"../lives-{strategy.worker}")
+    with lives.open("a") as file:
+        file.write("x")
+    life = lives.stat().st_size
+    print("life", life, flush=True)
+    time.sleep(given.get("seconds", 0) if life > 1 else 0)
+    if "resume" in given:
+        session.keep_checkpoints(os.path.realpath("../saved"), resumes=given["resume"])
+    for step in range(4):
+        session.collective.work_on(step, [strategy.worker])
+        if strategy.worker == 1 and step == 2 and life <= given["deaths"]:
+            if given.get("raises"):
+                raise ValueError("a mistake of the user")
+            os.kill(os.getpid(), given.get("signal", signal.SIGKILL))
+        session.collective.all_reduce([np.ones(3)])
+    print("finished", flush=True)
+    """
+
+
+def run_plain(directory: Path, program=PYTHON, **given) -> Ended:
+    return start(directory, PLAIN, json.dumps(given), program=program).finish(60)
+
+
+def lives_of(directory: Path) -> list[int]:
+    return [path.stat().st_size for path in sorted(directory.glob("lives-*"))]
+
+
+def test_a_run_goes_back_three_times_and_then_ends_with_the_loss(tmp_path):
+    ended = run_plain(tmp_path / "three", resume=True, deaths=3)
+    assert ended.code == 0 and lives_of(tmp_path / "three") == [4, 4], ended.err
+    assert ended.out.count("finished") == 1
+    ended = run_plain(tmp_path / "four", resume=True, deaths=9)
+    assert ended.code == 137 and lives_of(tmp_path / "four") == [4, 4], ended.err
+    assert "the run has gone back 3 times before, and ends." in ended.err
+    assert ended.err.count("Traceback") == 1 and "WorkerLost: worker 1 (cpu:0/v1) was lost in call" in ended.err
+
+
+@pytest.mark.slow
+def test_without_checkpoints_to_resume_from_a_loss_ends_the_run_as_ever(tmp_path):
+    for name, given in (("none", {}), ("not resumed", {"resume": False})):
+        ended = run_plain(tmp_path / name, deaths=1, **given)
+        assert ended.code == 137 and lives_of(tmp_path / name) == [1, 1], ended.err
+        assert "WorkerLost" in ended.err and "anew" not in ended.err
+    ended = run_plain(tmp_path / "no respawn", (*DUOKA_RUN, "--no-respawn"), resume=True, deaths=1)
+    assert ended.code == 137 and lives_of(tmp_path / "no respawn") == [1, 1], ended.err
+
+
+def test_errors_of_the_user_and_steps_that_crash_twice_do_not_go_back(tmp_path):
+    ended = run_plain(tmp_path / "mistake", resume=True, deaths=1, raises=True)
+    assert ended.code == 1 and lives_of(tmp_path / "mistake") == [1, 1], ended.err
+    assert "ValueError: a mistake of the user" in ended.err and "anew" not in ended.err
+    ended = run_plain(tmp_path / "crash", resume=True, deaths=9, signal=signal.SIGABRT)
+    assert ended.code == 128 + signal.SIGABRT and lives_of(tmp_path / "crash") == [2, 2], ended.err
+    assert "Replica 1 at step 2 has ended two workers in turn" in ended.err
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_while_a_run_goes_back_ends_it(number, tmp_path):
+    run = start(tmp_path, PLAIN, json.dumps({"resume": True, "deaths": 1, "seconds": 20}))
+    run.wait_for("start anew")
+    run.signal(number)
+    ended = run.finish(10)
+    assert ended.code == 128 + number and "finished" not in ended.out, ended.err
