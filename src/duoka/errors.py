@@ -92,6 +92,7 @@ class JournalError(DuokaError):
 
 class ReplicasDiffer(MismatchError):
     exit_code = 76
+    agreed_step = 0  # where they were last found equal
 
 
 class DeadlineExceeded(DuokaError):

@@ -449,7 +449,7 @@ def _join(attached: Attachment) -> WorkerSession:
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         if collective.joining is not None:
-            session.borders.add(border=partial(_let_join, collective.joining))  # before anything else is done there
+            session.borders.add(first=partial(_let_join, collective.joining))
         if identity.run_directory:
             _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])

@@ -1,4 +1,4 @@
-"""A worker lost in a step that cannot be done again: all start anew, and go on from the last checkpoint."""
+"""A worker lost in a step that cannot be done again, or two that differ: all start anew, from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.process.scripts import DUOKA_RUN, PYTHON, Ended, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
+PROGRAM = (*DUOKA_RUN, "--devices", "2")  # which need not import PyTorch once more, to know
 
 SCRIPT = """
     import hashlib, json, os, signal, sys
@@ -24,7 +25,7 @@ SCRIPT = """
 
     given = json.loads(sys.argv[1])
     kind, strikes = given["kind"], given.get("strikes", [])
-    strategy = duoka.Mirrored(devices=2, sync_batchnorm=kind != "gan")
+    strategy = duoka.Mirrored(devices=2, sync_batchnorm=kind != "gan", check_every=given.get("check", 100))
     print("life", flush=True)
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.randn(48, 6)), batch_size=8, shuffle=True)
@@ -33,7 +34,7 @@ SCRIPT = """
     optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (net, judge)]
     net, judge, *optimizers, loader = strategy.prepare(net, judge, *optimizers, loader)
     if "every" in given:
-        strategy.checkpoint("../saved", every_steps=given["every"])
+        strategy.checkpoint(given.get("saved", "../saved"), every_steps=given["every"], keep=2)
 
     def strike(place):
         \"\"\"Die here, each time once.\"\"\"
@@ -42,6 +43,13 @@ SCRIPT = """
             if (strategy.worker, strategy.step, place) == (worker, step, where) and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def flip():
+        # A bit in this worker's memory, each time once.
+        mark = Path(f"../flipped-{len(list(Path('..').glob('flipped-*')))}")
+        if [strategy.worker, strategy.step] == given.get("flip") and int(mark.name[-1]) < given.get("flips", 1):
+            mark.touch()
+            net[0].weight.detach().view(-1).view(torch.int32)[-1] ^= 1 << 22
 
     def train(x):
         noise = torch.randn_like(x)
@@ -63,6 +71,7 @@ SCRIPT = """
     for epoch in strategy.epochs(3):
         for (x,) in loader:
             train(x)
+            flip()
             strategy.print("did", strategy.step, flush=True)
     digest = hashlib.sha256()
     for model, optimizer in zip((net, judge), optimizers):
@@ -73,23 +82,29 @@ SCRIPT = """
 
 
 def train(directory: Path, kind: str, **given) -> Ended:
-    program = (*DUOKA_RUN, "--devices", "2")  # which need not import PyTorch once more, to know
-    return start(directory, SCRIPT, json.dumps({"kind": kind} | given), program=program).finish(90, LEAVES)
+    return start(directory, SCRIPT, json.dumps({"kind": kind} | given), program=PROGRAM).finish(90, LEAVES)
 
 
 def strikes_of(directory: Path) -> int:
     return len(list(directory.glob("struck-*")))
 
 
-WHO = "worker {0} (cpu:0/v{0}) was lost at step {1}, which cannot be done again: all workers start anew, "
+WHO = "worker {0} (cpu:0/v{0}) was lost at step {1}, which cannot be done again; all workers start anew, "
 
 
-def test_a_gan_with_sync_batchnorm_that_loses_its_main_worker_goes_back_to_the_bits_of_a_calm_run(tmp_path):
-    calm = train(tmp_path / "calm", "both")
-    ended = train(tmp_path / "struck", "both", every=4, strikes=[(0, 6, "middle")])
-    assert (calm.code, ended.code) == (0, 0), ended.err
-    assert strikes_of(tmp_path / "struck") == 1
-    assert ended.facts() == calm.facts() and len(calm.facts()) == 2
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> dict:
+    """What both workers of a calm run of a GAN with sync_batchnorm end with."""
+    ended = train(tmp_path_factory.mktemp("calm"), "both")
+    assert ended.code == 0 and len(ended.facts()) == 2, ended.err
+    return ended.facts()
+
+
+def test_a_gan_with_sync_batchnorm_that_loses_its_main_worker_goes_back_to_the_bits_of_a_calm_run(calm, tmp_path):
+    ended = train(tmp_path, "both", every=4, strikes=[(0, 6, "middle")])
+    assert ended.code == 0, ended.err
+    assert strikes_of(tmp_path) == 1
+    assert ended.facts() == calm
     assert WHO.format(0, 6) + "and go back to the checkpoint of step 4 (1 of at most 3 times)." in ended.said()
 
 
@@ -106,7 +121,7 @@ def test_a_loss_in_a_step_that_cannot_be_done_again_ends_with_the_bits_of_a_calm
     assert ended.facts() == calm.facts() and len(calm.facts()) == 2
     gone_back = [line for line in ended.said() if "start anew" in line]
     assert gone_back == [
-        WHO.format(1, 2) + "from the beginning, because no checkpoint has been written yet (1 of at most 3 times).",
+        WHO.format(1, 2) + "from the beginning, because there is no checkpoint yet (1 of at most 3 times).",
         WHO.format(0, 6) + "and go back to the checkpoint of step 4 (2 of at most 3 times).",
         WHO.format(1, 13) + "and go back to the checkpoint of step 12 (3 of at most 3 times).",
     ]
@@ -116,6 +131,35 @@ def test_a_loss_in_a_step_that_cannot_be_done_again_ends_with_the_bits_of_a_calm
     ]
     assert ended.log(0).count("life") == ended.log(1).count("life") == 4  # and one directory of the run
     assert "Traceback" not in ended.err
+
+
+def test_two_that_differ_go_back_to_where_they_were_equal_and_to_the_bits_of_a_calm_run(calm, tmp_path):
+    ended = train(tmp_path, "both", every=1, check=4, flip=[1, 5])
+    assert ended.code == 0, ended.err
+    assert len(list(tmp_path.glob("flipped-*"))) == 1
+    assert ended.facts() == calm
+    differ = "Before step 8 the replicas are no longer equal: 0.weight is not the same on workers 0 and 1"
+    assert f"{differ}; all workers start anew, and go back to the checkpoint of step 4 (1 of at most 3 times)." in (
+        ended.said()
+    )
+    # Two are kept, and the newest of those that were compared; that of step 8 was not saved before it was.
+    aside = tmp_path / "saved" / "set-aside-1"
+    assert sorted(path.name for path in aside.iterdir()) == ["step-00000006", "step-00000007"]
+    assert "replicas were last equal at step 4; what was saved after it may hold wrong values" in ended.err
+
+
+@pytest.mark.slow
+def test_two_that_differ_again_at_once_end_the_run_and_one_started_by_hand_goes_on_from_where_they_agreed(
+    calm, tmp_path
+):
+    ended = train(tmp_path, "both", every=3, check=4, flip=[1, 5], flips=2)
+    assert ended.code == 76 and len(list(tmp_path.glob("flipped-*"))) == 2, ended.err
+    assert "they have not been equal at a later step since this happened before, and the run ends." in ended.err
+    assert ended.err.count("go back to the checkpoint of step 3") == 1 and "ReplicasDiffer" in ended.err
+    assert sorted(path.name for path in (tmp_path / "saved").glob("*/step-*")) == ["step-00000006"] * 2
+    ended = train(tmp_path / "again", "both", every=3, saved=str(tmp_path / "saved"))
+    assert ended.code == 0 and "step-00000003: step 3, epoch 0, batch 3" in ended.err, ended.err
+    assert ended.facts() == calm
 
 
 # Without a framework: what the runtime does. A worker dies where its value cannot be computed again.
@@ -161,7 +205,7 @@ def test_a_run_goes_back_three_times_and_then_ends_with_the_loss(tmp_path):
     assert ended.out.count("finished") == 1
     ended = run_plain(tmp_path / "four", resume=True, deaths=9)
     assert ended.code == 137 and lives_of(tmp_path / "four") == [4, 4], ended.err
-    assert "the run has gone back 3 times before, and ends." in ended.err
+    assert "it has gone back 3 times before, and the run ends." in ended.err
     assert ended.err.count("Traceback") == 1 and "WorkerLost: worker 1 (cpu:0/v1) was lost in call" in ended.err
 
 

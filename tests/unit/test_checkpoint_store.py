@@ -128,6 +128,16 @@ def test_only_the_newest_are_kept(store):
     assert sorted(os.listdir(store.directory)) == store.names()
 
 
+def test_the_newest_one_up_to_the_step_at_which_replicas_agreed_is_kept_as_well(store):
+    for step in range(1, 9):
+        store.save(step, facts_of(step) | {"agreed_step": step // 4 * 4 if step > 4 else 2}, state_of(step), CODECS)
+    assert store.names() == [f"step-{n:08}" for n in (6, 7, 8)]
+    store.save(12, facts_of(12) | {"agreed_step": 7}, state_of(12), CODECS)
+    store.save(13, facts_of(13) | {"agreed_step": 7}, state_of(13), CODECS)
+    store.save(14, facts_of(14) | {"agreed_step": 7}, state_of(14), CODECS)
+    assert store.names() == [f"step-{n:08}" for n in (7, 12, 13, 14)]
+
+
 @pytest.mark.parametrize("keep", [1, 0, -1, True, "3", 2.5])
 def test_fewer_than_two_are_never_kept(tmp_path, keep):
     with pytest.raises(CheckpointError, match="keep 2 or more"):

@@ -22,9 +22,10 @@ from duoka.checkpoint.codec import Codec
 from duoka.checkpoint.disk import Disk, make_folders, sync_folder
 from duoka.checkpoint.locks import exclusive, shared
 from duoka.checkpoint.manifest import explain, open_verified, signature
-from duoka.checkpoint.names import Place, aside_name, list_left_overs, list_places, next_name, old_name, partial_name
+from duoka.checkpoint.names import Place, list_left_overs, list_places, next_name, old_name, partial_name
 from duoka.checkpoint.reading import Found, load_folder
 from duoka.checkpoint.sealing import fill_folder, remove_folder
+from duoka.checkpoint.setting_aside import move_aside
 from duoka.checkpoint.snapshot import Snapshot, take
 from duoka.errors import CheckpointDamaged, CheckpointError
 
@@ -71,7 +72,7 @@ class Store:
                 if is_ours:  # then what lies around is of processes that are gone
                     self._remove_left_overs()
                 name = self._write_new(snapshot)
-                self._prune(name)
+                self._prune(name, snapshot.facts.get("agreed_step"))
         return self._path(name)
 
     def newest(self, codecs: Sequence[Codec], device: Any = None) -> Found | None:
@@ -116,17 +117,7 @@ class Store:
         For a run that starts afresh, or goes back: what it saves would not be the newest.
         """
         with self._changing(f"The checkpoints in {self.directory} could not be set aside."):
-            later = [place.name for place in list_places(self.directory) if place.step > above_step]
-            if not later:
-                return None
-            with exclusive(self.directory, self._deadline_s):
-                folder = self._path(aside_name(self.directory))
-                self._disk.make_folder(folder)
-                for name in reversed(later):  # the newest first: killed in the middle, none but old ones are left
-                    self._disk.rename(self._path(name), os.path.join(folder, name))
-                sync_folder(self._disk, folder)
-                sync_folder(self._disk, self.directory)
-        return folder
+            return move_aside(self._disk, self.directory, above_step, self._deadline_s)
 
     def _write_new(self, snapshot: Snapshot) -> str:
         name = next_name(self.directory, snapshot.step)
@@ -143,19 +134,26 @@ class Store:
         self._verified[name] = known
         return name
 
-    def _prune(self, written: str) -> None:
-        """Remove all but the newest verified ones. The one just written counts as the newest, whatever its step."""
+    def _prune(self, written: str, agreed_step: int | None) -> None:
+        """Remove all but the newest verified ones. The one just written counts as the newest, whatever its step.
+
+        The newest one up to the step at which replicas were last found equal stays as well: should they turn out to
+        differ, all that were saved later are suspect.
+        """
         if self._keep is None:
             return
         newest_first = sorted(
             list_places(self.directory), key=lambda place: (place.name == written, place), reverse=True
         )
-        verified = [place.name for place in newest_first if self._is_verified(place)]
-        for name in verified[self._keep :]:
+        verified = [place for place in newest_first if self._is_verified(place)]
+        agreed = [place for place in verified if agreed_step is not None and place.step <= agreed_step]
+        for place in verified[self._keep :]:
+            if place in agreed[:1]:
+                continue
             try:
-                self._remove(name)
+                self._remove(place.name)
             except OSError as error:
-                self._tell(f"{self._path(name)} could not be removed: {error.strerror or error}.")
+                self._tell(f"{self._path(place.name)} could not be removed: {error.strerror or error}.")
 
     def _remove(self, name: str) -> None:
         # It gets another name first: killed in the middle, half a checkpoint would look like a damaged one.

@@ -51,6 +51,8 @@ class WayBack:
 
     why: str
     directory: str
+    is_wanted: bool = True  # otherwise the run ends, and whoever starts it again goes this way
+    agreed_step: int | None = None  # replicas have differed since: what was saved later may be wrong
 
 
 @dataclass(frozen=True, order=True)

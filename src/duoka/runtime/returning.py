@@ -1,20 +1,25 @@
-"""Going back: all workers of a run start anew, and go on from its last checkpoint.
+"""Going back: all workers of a run start anew, and go on from a checkpoint.
 
-For what survivors cannot make up for: a worker lost in the middle of a step that cannot be done again. They fail, as
-they do without checkpoints, and end; when nobody is left, as many as at the first time are started in the same run.
-As many, so that the bits are those of a calm run even where they depend on the number of workers.
+For what they cannot make up for: one was lost in the middle of a step that cannot be done again, or they differ, and
+nobody can say who is right. They fail, as they do without checkpoints, and end; when nobody is left, as many as at the
+first time are started in the same run. As many, so that the bits are those of a calm run even where they depend on the
+number of workers.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
+from duoka.checkpoint.disk import Disk
 from duoka.checkpoint.names import list_places
+from duoka.checkpoint.setting_aside import move_aside
 from duoka.errors import CheckpointError
 from duoka.runtime.decisions import WayBack
 from duoka.runtime.supervisor import Outcome, Supervisor
 
 MOST_RETURNS = 3  # of one run
+_DEADLINE_S = 60.0
 
 
 def run_to_the_end(
@@ -26,7 +31,7 @@ def run_to_the_end(
     """Run, and go back where that is called for. The outcome is the last one, with all that were lost on the way."""
     returns = Returns(say)
     outcome = supervisor.run(wakeup, signals)
-    while returns.is_wanted(outcome.way_back):
+    while outcome.way_back is not None and returns.clear(outcome.way_back):
         lost, supervisor = outcome.lost, supervisor.make_next()
         outcome = supervisor.run(wakeup, signals)
         outcome.lost[:0] = lost
@@ -39,17 +44,50 @@ class Returns:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._count = 0
+        self._agreed_step = -1  # where the replicas that have differed before were equal
 
-    def is_wanted(self, way_back: WayBack | None) -> bool:
-        """Says what happens, in one line; nothing about a run that has no way back."""
-        if way_back is None:
+    def clear(self, way_back: WayBack) -> bool:
+        """See to it that no checkpoint lies there that is not to be used. True: the run goes back, and this is said."""
+        is_clear = self._set_suspects_aside(way_back)
+        if not way_back.is_wanted or not is_clear:
             return False
-        if self._count == MOST_RETURNS:
-            self._say(f"{way_back.why}; the run has gone back {MOST_RETURNS} times before, and ends.")
+        if reason := self._why_not(way_back):
+            self._say(f"{way_back.why}; {reason}, and the run ends.")
             return False
         self._count += 1
         times = f"{self._count} of at most {MOST_RETURNS} times"
-        self._say(f"{way_back.why}: all workers start anew, {_tell_where(way_back.directory)} ({times}).")
+        self._say(f"{way_back.why}; all workers start anew, {_tell_where(way_back.directory)} ({times}).")
+        return True
+
+    def _why_not(self, way_back: WayBack) -> str:
+        if self._count == MOST_RETURNS:
+            return f"it has gone back {MOST_RETURNS} times before"
+        if way_back.agreed_step is not None:
+            before, self._agreed_step = self._agreed_step, way_back.agreed_step
+            if way_back.agreed_step <= before:
+                return "they have not been equal at a later step since this happened before"
+        return ""
+
+    def _set_suspects_aside(self, way_back: WayBack) -> bool:
+        """Whoever starts the run again by hand is not to go on from them either. They are kept."""
+        step = way_back.agreed_step
+        if step is None:
+            return True
+        try:
+            folder = move_aside(Disk(), way_back.directory, step, _DEADLINE_S)
+        except (OSError, CheckpointError) as error:
+            reason = error.what if isinstance(error, CheckpointError) else error.strerror
+            self._say(
+                f"checkpoints in {way_back.directory} of steps after {step} may hold wrong values, and could not be"
+                f" moved aside ({reason}): move them away before the run is started again."
+            )
+            return False
+        if folder is not None:
+            names = ", ".join(sorted(os.listdir(folder)))
+            self._say(
+                f"replicas were last equal at step {step}; what was saved after it may hold wrong values, and is"
+                f" left out: {names} moved to {folder}."
+            )
         return True
 
 
@@ -60,5 +98,5 @@ def _tell_where(directory: str) -> str:
     except CheckpointError as error:
         return f"and look for a checkpoint ({error.what.rstrip('.')})"
     if not places:
-        return "from the beginning, because no checkpoint has been written yet"
+        return "from the beginning, because there is no checkpoint yet"
     return f"and go back to the checkpoint of step {places[-1].step}"

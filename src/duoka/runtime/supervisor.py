@@ -12,7 +12,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from duoka.collectives.board import Board, Work
@@ -300,7 +300,8 @@ class Supervisor:
         if self._kill_at is not None:
             self._kill_at = self._clock()  # asked twice: at once
             if self._outcome.way_back is not None:  # it was going back: this is the end
-                self._outcome.way_back, self._outcome.exit_code = None, 128 + number
+                self._outcome.way_back = replace(self._outcome.way_back, is_wanted=False)
+                self._outcome.exit_code = 128 + number
             return
         if number == signal.SIGTERM and self._termination.savers and not self._termination.is_wished:
             self._let_save()
@@ -453,18 +454,26 @@ class Supervisor:
             return
         if told.get("error") == "WorkerLost" and self._outcome.lost:
             code = 128 + self._outcome.lost[0][1]
-            self._outcome.way_back = self._find_way_back()
+            self._outcome.way_back = self._find_way_after_loss()
+        if told.get("error") == "ReplicasDiffer" and self._kept is not None:
+            self._outcome.way_back = self._find_way(str(told["what"]).rstrip("."), int(told["agreed_step"]))
         self._outcome.failed_worker = worker.number
         self._outcome.failure = worker.failure
         self.stop(f"worker {worker.number} failed", code or 1, ending=worker)
 
-    def _find_way_back(self) -> WayBack | None:
-        """After a loss that ends the run. Not without respawn: whoever leaves that out starts runs again himself."""
-        death, kept = self._last_death, self._kept
-        if death is None or kept is None or not kept.resumes or not self._plan.respawn or self._termination.is_wished:
+    def _find_way_after_loss(self) -> WayBack | None:
+        death = self._last_death
+        if death is None or self._kept is None:
             return None
-        why = f"{self.describe(death.worker)} was lost at step {death.work.step}, which cannot be done again"
-        return WayBack(why, kept.directory)
+        return self._find_way(
+            f"{self.describe(death.worker)} was lost at step {death.work.step}, which cannot be done again"
+        )
+
+    def _find_way(self, why: str, agreed_step: int | None = None) -> WayBack:
+        """Not gone without respawn: whoever leaves that out starts runs again himself."""
+        assert self._kept is not None
+        is_wanted = self._kept.resumes and self._plan.respawn and not self._termination.is_wished
+        return WayBack(why, self._kept.directory, is_wanted, agreed_step)
 
     def _on_lost(self, worker: Worker, number: int) -> None:
         if self._kill_at is not None:

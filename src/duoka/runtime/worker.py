@@ -16,7 +16,7 @@ from duoka.collectives.board import Work
 from duoka.devices.cores import keep_to_own_cores
 from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
-from duoka.errors import DuokaError, OutOfMemory, Stopped, uncover
+from duoka.errors import DuokaError, OutOfMemory, ReplicasDiffer, Stopped, uncover
 from duoka.runtime.command import Command
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
@@ -128,6 +128,8 @@ def _report(attached: Attachment, error: BaseException) -> int:
     text = _shorten(user_traceback(shown))
     where = "" if isinstance(error, DuokaError) else _tell_where(attached.work())  # ours say it themselves
     failure = {"kind": "failed", "error": type(shown).__name__, "where": where, "traceback": text, "exit_code": code}
+    if isinstance(shown, ReplicasDiffer):
+        failure |= {"what": shown.what, "agreed_step": shown.agreed_step}
     if not attached.link.try_to_send(failure):  # a script that closes every descriptor closes ours, too
         sys.stderr.write(text)
     return code

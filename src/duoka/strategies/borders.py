@@ -18,12 +18,23 @@ Guest = Callable[["Adapter"], None]
 class Borders:
     def __init__(self) -> None:
         self._at_start: list[Guest] = []
+        self._first: list[Guest] = []
         self._at_border: list[Guest] = []
         self._at_end: list[Guest] = []
 
-    def add(self, *, start: Guest | None = None, border: Guest | None = None, end: Guest | None = None) -> None:
-        """Call these at the start of loops, at each border between steps, at the end of a loop over epochs."""
-        given = ((self._at_start, start), (self._at_border, border), (self._at_end, end))
+    def add(
+        self,
+        *,
+        start: Guest | None = None,
+        first: Guest | None = None,
+        border: Guest | None = None,
+        end: Guest | None = None,
+    ) -> None:
+        """Call these at the start of loops, at each border between steps, at the end of a loop over epochs.
+
+        `first`: at each border, before the workers are compared there.
+        """
+        given = ((self._at_start, start), (self._first, first), (self._at_border, border), (self._at_end, end))
         for guests, guest in given:
             if guest is not None:
                 guests.append(guest)
@@ -33,8 +44,14 @@ class Borders:
         for guest in self._at_start:
             guest(adapter)
 
-    def at_border(self, adapter: Adapter) -> None:
-        """A global batch is about to begin; `Adapter.capture` gives the whole state of the run."""
+    def at_border(self, adapter: Adapter, compare: Callable[[], None] = lambda: None) -> None:
+        """A global batch is about to begin; `Adapter.capture` gives the whole state of the run.
+
+        Whoever joins is there when workers are `compare`d, and what is saved has been compared.
+        """
+        for guest in self._first:
+            guest(adapter)
+        compare()
         for guest in self._at_border:
             guest(adapter)
 

@@ -145,7 +145,7 @@ class Checkpoints:
         }
         if state is not None:
             facts |= {name: state[name] for name in ("framework", "step", "batch", "epoch", "position")}
-            facts["workers"] = self._session.num_workers
+            facts |= {"workers": self._session.num_workers, "agreed_step": state.get("agreed_step")}
         return facts
 
     def _summarise(self) -> None:

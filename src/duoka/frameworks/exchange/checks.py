@@ -127,15 +127,17 @@ class Checks:
     def _give_up(self, step: int, name: str, groups: Sequence[Sequence[int]]) -> None:
         emit(Parted(step, name))
         listing = "; ".join(_name(group) for group in groups)
-        raise ReplicasDiffer(
+        error = ReplicasDiffer(
             f"Before step {step} the replicas are no longer equal: {name} is not the same on workers {groups[0][0]} and"
             f" {groups[1][0]}.",
             why=f"nobody has a majority, so that nobody can say which values are right (equal are: {listing})."
             f" {self._since()} Memory with a flipped bit does this, or code that changes weights on some workers only.",
             do=f"start the run again from a checkpoint of step {self.agreed_step or 0} or before: later ones may have"
-            " been saved with wrong values, so move them away first. With three workers or more, one that drifts is"
-            " given the others' values.",
+            " been saved with wrong values. Those of strategy.checkpoint are moved aside, others are for you to move."
+            " With three workers or more, one that drifts is given the others' values.",
         )
+        error.agreed_step = self.agreed_step or 0
+        raise error
 
     def _tell_of_healing(
         self, step: int, name: str, drifted: Sequence[int], right: Sequence[int], num_places: int, num_all: int

@@ -82,7 +82,7 @@ class TorchAdapter:
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
             at_start=lambda: self.options.borders.at_start(self),
-            at_border=lambda: self.options.borders.at_border(self),
+            at_border=lambda compare: self.options.borders.at_border(self, compare),
             newcomers=self._newcomers,
         )
         self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._end_epochs)
@@ -239,10 +239,12 @@ class TorchAdapter:
         return self.loop.first_batch
 
     def capture(self) -> dict[str, Any]:
-        return self._capture.capture()
+        return self._capture.capture() | {"agreed_step": self.checks.agreed_step}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._capture.restore(state)
+        agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
+        self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
 
     def _begin_epochs(self) -> None:
         self.options.borders.at_start(self)

@@ -40,7 +40,7 @@ class Course:
         *,
         is_synced: bool,
         at_start: Callable[[], None],
-        at_border: Callable[[], None],
+        at_border: Callable[[Callable[[], None]], None],
         newcomers: Newcomers,
     ) -> None:
         self._collective = collective
@@ -71,14 +71,16 @@ class Course:
 
     def begin_step(self) -> None:
         self._loop.arrive()
-        self._at_border()
+        self._at_border(self._compare)
+
+    def _compare(self) -> None:
+        if self._loop.is_managed and not self._gradients.accumulation.batches_before:
+            self._checks.at_border(self._loop.step, lambda: TorchState(self._models, self._optimizers))
 
     def begin_batch(self, num_rows: int, is_last: bool) -> None:
         self.rescan()
         self._calls = None
         if self._loop.is_managed:
-            if not self._gradients.accumulation.batches_before:
-                self._checks.at_border(self._loop.step, lambda: TorchState(self._models, self._optimizers))
             fix_shapes()
             self._check_single_rows(num_rows)
             self._loop.is_due = self._gradients.accumulation.is_due(is_last)
