@@ -111,7 +111,10 @@ class GraphRun:
         results = done[len(needs) :]
         for result, (shape, _) in zip(results, like, strict=True):
             result.set_shape(shape)
-        return self._finish(step, before, results, is_compiled=is_compiled)
+        # Also what needs no result, as the count of steps, is written when all replicas are through: not before this
+        # step's begin has looked at the state.
+        with tf.control_dependencies(done):
+            return self._finish(step, before, results, is_compiled=is_compiled)
 
     # One replica.
 
