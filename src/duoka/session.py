@@ -54,7 +54,7 @@ from duoka.runtime.termination import Wish
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.borders import Borders
 from duoka.strategies.mirrored import Mirrored as Mirrored
-from duoka.strategies.strategy import Adapter, Loop, Options, Request
+from duoka.strategies.strategy import Adapter, Loop, Options, Request, Restorable
 from duoka.topology.membership import Membership
 from duoka.topology.placement import Placement, place
 
@@ -470,8 +470,8 @@ def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None
     listen(Journal(directory / FILE_NAME, run, standing, is_main, say).see)
 
 
-def _let_join(joining: Joining, adapter: Adapter) -> None:
-    joining.border(partial(give, adapter), partial(take, adapter))
+def _let_join(joining: Joining, training: Restorable) -> None:
+    joining.border(partial(give, training), partial(take, training))
 
 
 def _alone(plan: Plan) -> WorkerSession:

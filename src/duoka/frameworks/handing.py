@@ -11,19 +11,19 @@ from duoka.errors import CannotJoin, CheckpointError
 from duoka.frameworks.saving import list_codecs
 
 if TYPE_CHECKING:
-    from duoka.strategies.strategy import Adapter
+    from duoka.strategies.strategy import Restorable
 
 
-def give(adapter: Adapter, fd: int) -> None:
+def give(training: Restorable, fd: int) -> None:
     """Write the state of this worker, at a border between steps, into an empty file."""
-    tree, tensors = collect(adapter.capture(), list_codecs())
+    tree, tensors = collect(training.capture(), list_codecs())
     with os.fdopen(os.dup(fd), "wb") as file:
         write_storage(file, tree, tensors)
 
 
-def take(adapter: Adapter, fd: int) -> None:
+def take(training: Restorable, fd: int) -> None:
     """Put that state into this worker. What does not fit is this worker's own failure."""
     try:
-        adapter.restore(load_state(f"/proc/self/fd/{fd}", list_codecs()))
+        training.restore(load_state(f"/proc/self/fd/{fd}", list_codecs()))
     except CheckpointError as error:
         raise CannotJoin("The state of the run does not fit to this worker.", why=str(error)) from error

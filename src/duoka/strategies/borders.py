@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duoka.strategies.strategy import Adapter
+    from duoka.strategies.strategy import Restorable
 
-Guest = Callable[["Adapter"], None]
+Guest = Callable[["Restorable"], None]
 
 
 class Borders:
@@ -39,23 +39,23 @@ class Borders:
             if guest is not None:
                 guests.append(guest)
 
-    def at_start(self, adapter: Adapter) -> None:
-        """The script is about to enter a loop, over epochs or over batches. `Adapter.restore` may still be called."""
+    def at_start(self, training: Restorable) -> None:
+        """The script is about to enter a loop, over epochs or over batches; `restore` may still be called."""
         for guest in self._at_start:
-            guest(adapter)
+            guest(training)
 
-    def at_border(self, adapter: Adapter, compare: Callable[[], None] = lambda: None) -> None:
-        """A global batch is about to begin; `Adapter.capture` gives the whole state of the run.
+    def at_border(self, training: Restorable, compare: Callable[[], None] = lambda: None) -> None:
+        """A global batch is about to begin; `capture` gives the whole state of the run.
 
         Whoever joins is there when workers are `compare`d, and what is saved has been compared.
         """
         for guest in self._first:
-            guest(adapter)
+            guest(training)
         compare()
         for guest in self._at_border:
-            guest(adapter)
+            guest(training)
 
-    def at_end(self, adapter: Adapter) -> None:
+    def at_end(self, training: Restorable) -> None:
         """A loop over `strategy.epochs` has come to its end; `capture` gives the whole state, as at a border."""
         for guest in self._at_end:
-            guest(adapter)
+            guest(training)

@@ -13,7 +13,7 @@ from duoka.checkpoint.writer import BackgroundWriter
 from duoka.errors import CheckpointError
 from duoka.strategies.rhythm import Rhythm
 from duoka.strategies.stopping import StopSign
-from duoka.strategies.strategy import Adapter, Session
+from duoka.strategies.strategy import Restorable, Session
 from duoka.strategies.turn import Turn
 
 TERMINATED = 143  # the exit code of what SIGTERM ends
@@ -30,14 +30,15 @@ class Checkpoints:
     def __init__(
         self,
         session: Session,
-        adapter: Adapter,
         store: Store,
         rhythm: Rhythm,
         also: Mapping[str, Any],
         flags: Mapping[str, Any],
         is_main: Callable[[], bool],
     ) -> None:
-        self._session, self._adapter, self._store, self._rhythm = session, adapter, store, rhythm
+        self._session, self._store, self._rhythm = session, store, rhythm
+        self._training: Restorable | None = None  # what is saved, once it is known
+        self._found: tuple[Found, float] | None = None  # to go on from, and since when it was looked for
         self._also, self._flags, self._is_main = dict(also), dict(flags), is_main
         self._stop_sign = StopSign(session.collective, is_main, session.listen_for_termination())
         self._writer: BackgroundWriter | None = None
@@ -47,8 +48,8 @@ class Checkpoints:
 
     # Going on from one.
 
-    def resume(self) -> None:
-        """From the newest verified one, if there is any: one worker chooses, all of them read it."""
+    def find(self) -> None:
+        """The newest verified one, if there is any: one worker chooses, all of them read it."""
         begin = time.monotonic()
         self._session.keep_checkpoints(self._store.directory, resumes=True)
         turn = Turn(self._session.collective, "strategy.checkpoint", _DEADLINE_S)
@@ -60,12 +61,19 @@ class Checkpoints:
         elif turn.word and not self._session.is_newcomer:  # who joins a run is given its state
             found = self._store.load(turn.word.decode(), self._session.list_codecs())
         if found is not None:
-            self._take(found, begin)
-        self._rhythm.begin(self._adapter.step)
+            _compare_runs(found, self._facts())
+            self._found = found, begin
 
-    def _take(self, found: Found, begin: float) -> None:
-        _compare_runs(found, self._facts())
-        self._adapter.restore(found.state["run"])
+    def begin(self, training: Restorable) -> None:
+        """It is known what is trained: it goes on from what was found."""
+        self._training = training
+        if self._found is not None:
+            self._take(training, *self._found)
+            self._found = None  # and its memory
+        self._rhythm.begin(training.step)
+
+    def _take(self, training: Restorable, found: Found, begin: float) -> None:
+        training.restore(found.state["run"])
         for name, thing in self._also.items():
             if name in found.state["also"]:
                 thing.load_state_dict(found.state["also"][name])
@@ -89,30 +97,44 @@ class Checkpoints:
 
     # Saving.
 
-    def at_border(self, adapter: Adapter) -> None:
-        if self._stop_sign.is_here(adapter.batch):
-            self._stop()
-        if self._rhythm.is_due(adapter.step) and self._is_main():
-            self._save()
+    def at_start(self, training: Restorable) -> None:
+        """One thing is trained in a run with checkpoints: the state of another one would not be in them."""
+        if self._training is None:
+            self.begin(training)
+        if training is not self._training:
+            raise CheckpointError(
+                "This run trains in two ways, and its checkpoints hold the state of the first.",
+                why="fit and loops of your own were mixed, or PyTorch and TensorFlow.",
+                do="train with one of them, or leave strategy.checkpoint out.",
+            )
 
-    def at_end(self, adapter: Adapter) -> None:
+    def at_border(self, training: Restorable) -> None:
+        self.at_start(training)
+        if self._stop_sign.is_here(training.batch):
+            self._stop(training)
+        if self._rhythm.is_due(training.step) and self._is_main():
+            self._save(training)
+
+    def at_end(self, training: Restorable) -> None:
         if self._is_main():
-            self._save()
-        if self._stop_sign.is_here(adapter.batch):
-            self._stop()
+            self._save(training)
+        if self._stop_sign.is_here(training.batch):
+            self._stop(training)
 
     def save(self) -> None:
         """Save now: outside of loops, on all workers alike. It is on the disk when this returns."""
+        if self._training is None:
+            raise CheckpointError("There is nothing to save yet.", do="call it when training has begun.")
         if self._is_main():
-            self._save()
+            self._save(self._training)
             self.wait()
 
-    def _save(self) -> None:
-        here = self._adapter.step, self._adapter.batch
+    def _save(self, training: Restorable) -> None:
+        here = training.step, training.batch
         if here == self._saved:
             return
-        state = {"run": self._adapter.capture(), "also": {name: x.state_dict() for name, x in self._also.items()}}
-        self._stalls.append(self._writing().submit(self._adapter.step, self._facts(state["run"]), state))
+        state = {"run": training.capture(), "also": {name: x.state_dict() for name, x in self._also.items()}}
+        self._stalls.append(self._writing().submit(training.step, self._facts(state["run"]), state))
         self._saved = here
 
     def _writing(self) -> BackgroundWriter:
@@ -126,15 +148,15 @@ class Checkpoints:
         if self._writer is not None:
             self._writer.wait(deadline_s)
 
-    def _stop(self) -> None:
+    def _stop(self, training: Restorable) -> None:
         """The run was asked to end: save, and end it. Should the one that saves be lost, another one does it."""
         self._session.say_that_it_ends()
         turn = Turn(self._session.collective, "the last checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
-                self._save()
+                self._save(training)
                 self.wait()
-                self._session.say(f"SIGTERM: step {self._adapter.step} is saved in {self._store.directory}")
+                self._session.say(f"SIGTERM: step {training.step} is saved in {self._store.directory}")
         raise SystemExit(TERMINATED)
 
     def _facts(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -159,7 +181,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if kind is None:
+        if kind is None and self._training is not None:
             self.save()
         else:
             self.wait(_DEADLINE_ON_ERROR_S)

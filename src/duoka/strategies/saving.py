@@ -62,9 +62,11 @@ class Saving:
         rhythm = Rhythm(every_steps, every_s)
         store = Store(directory, keep, self._session.say)
         flags = {"exact": self._options.exact, "sync_batchnorm": self._options.sync_batchnorm}
-        checkpoints = Checkpoints(self._session, self._adapter, store, rhythm, also or {}, flags, lambda: self.is_main)
-        checkpoints.resume() if resume else checkpoints.set_aside()
-        self._session.borders.add(border=checkpoints.at_border, end=checkpoints.at_end)
+        checkpoints = Checkpoints(self._session, store, rhythm, also or {}, flags, lambda: self.is_main)
+        checkpoints.find() if resume else checkpoints.set_aside()
+        if self._adapter.is_known_when_prepared:
+            checkpoints.begin(self._adapter)
+        self._session.borders.add(start=checkpoints.at_start, border=checkpoints.at_border, end=checkpoints.at_end)
         self._checkpoints = checkpoints
         return checkpoints
 

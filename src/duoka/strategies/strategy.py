@@ -90,8 +90,8 @@ class Tensors(Protocol):
         ...
 
 
-class Adapter(Protocol):
-    """A framework, as far as a strategy needs it."""
+class Restorable(Protocol):
+    """A training whose whole state can be taken, and put back: what borders between steps know of it."""
 
     @property
     def step(self) -> int:
@@ -101,6 +101,26 @@ class Adapter(Protocol):
     @property
     def batch(self) -> int:
         """Completed global batches: more than steps when gradients are accumulated."""
+        ...
+
+    def capture(self) -> dict[str, Any]:
+        """The whole state of the run at a border between steps: tensors, which are not copied, and plain values."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put a captured state back, outside of loops or at a border; its tensors belong to the run from then on.
+
+        The script, which begins at its top, is led to the exact next batch: what it does up to there has happened.
+        """
+        ...
+
+
+class Adapter(Restorable, Protocol):
+    """A framework, as far as a strategy needs it."""
+
+    @property
+    def is_known_when_prepared(self) -> bool:
+        """Whether all that is trained is known as soon as it is prepared; otherwise when training begins."""
         ...
 
     @property
@@ -150,17 +170,6 @@ class Adapter(Protocol):
     @property
     def first_batch(self) -> int:
         """The number, in its pass, of the batch that the loop under way began with: not 0 in a pass that is resumed."""
-        ...
-
-    def capture(self) -> dict[str, Any]:
-        """The whole state of the run at a border between steps: tensors, which are not copied, and plain values."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Put a captured state back, outside of loops or at a border; its tensors belong to the run from then on.
-
-        The script, which begins at its top, is led to the exact next batch: what it does up to there has happened.
-        """
         ...
 
 

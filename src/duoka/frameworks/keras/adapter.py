@@ -58,6 +58,8 @@ class PlainTensors:
 
 
 class KerasAdapter:
+    is_known_when_prepared = False  # it may be that fit trains, or a loop of the user's own
+
     def __init__(self, collective: Collective, device: Device, options: Options | None = None) -> None:
         self._collective = collective
         self.options = options or Options()

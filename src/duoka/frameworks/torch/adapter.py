@@ -42,6 +42,8 @@ from duoka.strategies.strategy import Options
 
 
 class TorchAdapter:
+    is_known_when_prepared = True
+
     def __init__(
         self,
         collective: Collective,

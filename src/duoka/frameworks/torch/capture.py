@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from duoka.data.position import Epochs
 from duoka.errors import CheckpointError
+from duoka.frameworks import generators
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
@@ -243,19 +242,14 @@ def _keep_types(optimizer: Any, saved: dict[str, Any]) -> None:
 
 
 def capture_generators() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    return {
-        "python": [version, np.array(words[:-1], np.uint32), words[-1], gauss],
-        "numpy": np.random.get_state(legacy=False),
+    return generators.capture_generators() | {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
 
 
 def restore_generators(state: dict[str, Any]) -> None:
-    version, words, last, gauss = state["python"]
-    random.setstate((version, (*words.tolist(), last), gauss))
-    np.random.set_state(state["numpy"])
+    generators.restore_generators(state)
     torch.set_rng_state(state["torch"].cpu())
     _restore_cuda(state["cuda"])
 
