@@ -39,6 +39,11 @@ class Borders:
             if guest is not None:
                 guests.append(guest)
 
+    @property
+    def is_state_wanted(self) -> bool:
+        """Whether there are checkpoints: then everybody has to know where the script is in its data."""
+        return bool(self._at_start)
+
     def at_start(self, training: Restorable) -> None:
         """The script is about to enter a loop, over epochs or over batches; `restore` may still be called."""
         for guest in self._at_start:

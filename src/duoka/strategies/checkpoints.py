@@ -45,6 +45,7 @@ class Checkpoints:
         self._stalls: list[float] = []
         self._saved = (-1, -1)  # step and batch of the state that was saved, or resumed, last
         self.resumed_step: int | None = None  # what this run went on from
+        session.at_exit(self._tell_if_unused)
 
     # Going on from one.
 
@@ -169,6 +170,13 @@ class Checkpoints:
             facts |= {name: state[name] for name in ("framework", "step", "batch", "epoch", "position")}
             facts |= {"workers": self._session.num_workers, "agreed_step": state.get("agreed_step")}
         return facts
+
+    def _tell_if_unused(self) -> None:
+        if self._training is None and self._is_main():
+            self._session.say(
+                f"nothing was saved in {self._store.directory}: no loop over a prepared loader, or over"
+                " strategy.distribute_dataset, and no fit in strategy.scope() has begun"
+            )
 
     def _summarise(self) -> None:
         stalls = [stall * 1000 for stall in self._stalls]

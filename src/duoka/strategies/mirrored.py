@@ -161,14 +161,20 @@ class Mirrored(Loops, Saving):
         >>> for epoch in strategy.epochs(10):  # doctest: +SKIP
         ...     train(loader)
         """
-        return iter(range(num_epochs)) if self._adapter is None else self._adapter.epochs.walk(num_epochs)
+        trains = self._loop_of_strategy or self._adapter
+        return iter(range(num_epochs)) if trains is None else trains.epochs.walk(num_epochs)
 
     def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Like enumerate(), with one number for all replicas of a global batch."""
         start: int | None = None
+        loop = self._loop_of_strategy
         for position, batch in builtins.enumerate(loader):
             if self._adapter is None or self._adapter.count is None:
-                yield position, batch  # no body of a global batch: an evaluation loop, or a loader that is not prepared
+                first = 0 if loop is None else loop.first_batch_of(loader)
+                yield (
+                    first + position,
+                    batch,
+                )  # no body of a global batch: an evaluation loop, or a loader that is not prepared
                 continue
             start = self._adapter.batch - self._adapter.first_batch if start is None else start
             yield self._adapter.batch - start, batch

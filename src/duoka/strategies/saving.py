@@ -33,9 +33,10 @@ class Saving:
     ) -> Checkpoints:
         """Save the whole run every so many steps or seconds (ten minutes), and go on from what is there already.
 
-        Call it once, after `prepare`. It looks for the newest verified checkpoint and puts the run back to it: the
-        next batch is the exact next one, and the bits are those of a run that never stopped, on any number of workers.
-        Without one the run begins. `resume=False` begins a new run and moves older checkpoints aside. `also` names
+        Call it once: in PyTorch after `prepare`, else anywhere before training. It looks for the newest verified
+        checkpoint, and puts the run back to it, at once or when training begins: the next batch is the exact next one,
+        and the bits are those of a run that never stopped, on any number of workers. Without one the run begins.
+        `resume=False` begins a new run and moves older checkpoints aside. `also` names
         objects of your own with `state_dict` and `load_state_dict`. On SIGTERM the step is finished and saved.
 
         >>> strategy.checkpoint("checkpoints", every_steps=500)  # doctest: +SKIP
@@ -44,17 +45,6 @@ class Saving:
         """
         if self._checkpoints is not None:
             raise CheckpointError("This run has a directory of checkpoints already.", do="call checkpoint once.")
-        if self._adapter is None:
-            raise CheckpointError(
-                "There is nothing to save yet.",
-                why="checkpoints are of PyTorch loops, for now: those of TensorFlow are not known to them.",
-                do="call strategy.prepare first; in a loop of TensorFlow use tf.train.Checkpoint.",
-            )
-        if not hasattr(self._adapter, "capture"):
-            raise CheckpointError(
-                "strategy.checkpoint saves PyTorch loops only, for now.",
-                do="use callbacks of Keras (ModelCheckpoint, BackupAndRestore), or strategy.save.",
-            )
         if strange := [name for name, thing in (also or {}).items() if not hasattr(thing, "load_state_dict")]:
             raise CheckpointError(
                 f"{strange[0]!r} cannot be saved along.", why="it has no state_dict and load_state_dict."
@@ -64,7 +54,7 @@ class Saving:
         flags = {"exact": self._options.exact, "sync_batchnorm": self._options.sync_batchnorm}
         checkpoints = Checkpoints(self._session, store, rhythm, also or {}, flags, lambda: self.is_main)
         checkpoints.find() if resume else checkpoints.set_aside()
-        if self._adapter.is_known_when_prepared:
+        if self._adapter is not None and self._adapter.is_known_when_prepared:
             checkpoints.begin(self._adapter)
         self._session.borders.add(start=checkpoints.at_start, border=checkpoints.at_border, end=checkpoints.at_end)
         self._checkpoints = checkpoints

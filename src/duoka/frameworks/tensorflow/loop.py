@@ -14,6 +14,7 @@ from duoka.collectives.collective import Collective
 from duoka.collectives.survivors import add_up, gather
 from duoka.collectives.transfer import pack_array, unpack_array
 from duoka.collectives.values import decode, encode
+from duoka.data.position import Epochs
 from duoka.data.shares import share
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
@@ -25,18 +26,22 @@ from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.start import agree_on_values
 from duoka.frameworks.telling import Telling
 from duoka.frameworks.tensorflow.batches import Arguments
+from duoka.frameworks.tensorflow.course import Course
 from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_function
 from duoka.frameworks.tensorflow.eagerly import EagerRun
 from duoka.frameworks.tensorflow.in_graph import GraphRun
-from duoka.frameworks.tensorflow.losses import Losses, weigh_rows
+from duoka.frameworks.tensorflow.loader import Distributed
+from duoka.frameworks.tensorflow.losses import weigh_rows
 from duoka.frameworks.tensorflow.middle import Middle, Reasons, refuse_more_replicas
+from duoka.frameworks.tensorflow.one_replica import OneReplica
 from duoka.frameworks.tensorflow.operations import read_op
 from duoka.frameworks.tensorflow.order import Order
-from duoka.frameworks.tensorflow.replica import NeedsMiddle, ReplicaContext, entered, get_replica_context, is_open
+from duoka.frameworks.tensorflow.replica import NeedsMiddle, get_replica_context, is_open
 from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
 from duoka.frameworks.tensorflow.turns import Progress, Turns
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts, Rows, is_each, split_parts
+from duoka.strategies.borders import Borders
 from duoka.strategies.strategy import Options
 
 
@@ -49,6 +54,7 @@ class Loop:
         *,
         sync_batchnorm: bool,
         check_every: int | None = None,
+        borders: Borders | None = None,
     ) -> None:
         self._collective, self._strategy, self._sync_batchnorm = collective, strategy, sync_batchnorm
         self._placement_log = placement_log
@@ -60,21 +66,37 @@ class Loop:
             why_lost="the step exchanges at each update, so that lost rows cannot be computed again.",
             do_when_lost="start again from the last checkpoint.",
         )
-        self._turns = Turns(
-            collective, Memory(collective), wire, self.progress, self.tell_once, self._see_begin, self._see_end
-        )
         self.checks = Checks(collective, check_every, self.tell_once)
+        self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
+        self._borders = borders or Borders()
+        self._course = Course(
+            self._borders, self.progress, self.checks, self._agreed, lambda: self._turns.end(), self._compare
+        )
+        self._alone = OneReplica(strategy, lambda: self._borders.is_state_wanted, self._count_alone)
+        self._turns = Turns(
+            collective,
+            Memory(collective),
+            wire,
+            self.progress,
+            self.tell_once,
+            self._see_begin,
+            self._course.see_training,
+            self._see_end,
+        )
         self._trained = Trained()
         self._host = TensorFlowHost(wire)
         self._order = Order(self._host)
         self._middle = Middle(wire, self._host)
         self._cannot_wait = Reasons()
-        self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
         self._graphs: dict[Any, Any] = {}  # of tf.functions that were given to run
 
     @property
     def step(self) -> int:
         return self.progress.step
+
+    @property
+    def epochs(self) -> Epochs:
+        return self._course.epochs
 
     # Running.
 
@@ -82,8 +104,7 @@ class Loop:
         _check_call(function, args, kwargs)
         kwargs = kwargs or {}
         if self._collective.num_replicas == 1:
-            with entered(ReplicaContext(self._strategy, tf.constant(0), Losses(1.0, 1), None)):
-                return function(*args, **kwargs)
+            return self._alone.run(function, args, kwargs)
         if is_open():
             raise MismatchError(
                 "strategy.run was called inside strategy.run.", do="call the inner function directly in the step."
@@ -141,6 +162,14 @@ class Loop:
 
         return self._waiting(function, run)
 
+    def _count_alone(self) -> None:
+        self._course.see_training()
+        self.progress.step += 1
+
+    def _compare(self) -> None:
+        if self.progress.step and self._collective.num_replicas > 1:  # at step 0 nothing is known to be trained yet
+            self._see_begin()
+
     def _see_begin(self) -> None:
         self.checks.at_some_border(self.progress.step, self._trained.state)
 
@@ -164,7 +193,7 @@ class Loop:
     def _agree(self, variables: Sequence[Any]) -> bool:
         """On the values of variables that were not seen before. True where this worker had other ones."""
         new = [variable for variable in variables if id(variable) not in self._agreed]
-        self._agreed |= {id(variable): variable for variable in new}
+        self._agreed.update({id(variable): variable for variable in new})
         if not new:
             return False
         lines = [f"{variable.name}: {tuple(variable.shape)} {variable.dtype.name}" for variable in new]
@@ -193,12 +222,22 @@ class Loop:
     # Data.
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        return dataset if self._collective.num_replicas == 1 else distribute(dataset)
+        return self._followed(dataset if self._collective.num_replicas == 1 else distribute(dataset))
 
     def distribute_datasets_from_function(self, function: Callable[[Any], Any]) -> Any:
         context = InputContext(self._collective.num_replicas)
         dataset = function(context)
-        return dataset if self._collective.num_replicas == 1 else distribute(from_function(dataset, context))
+        is_alone = self._collective.num_replicas == 1
+        return self._followed(dataset if is_alone else distribute(from_function(dataset, context)))
+
+    def _followed(self, dataset: Any) -> Any:
+        """The same dataset; loops over it in Python know where they are."""
+        if not tf.executing_eagerly() or not isinstance(dataset, tf.data.Dataset):
+            return dataset
+        return Distributed(dataset, self._course.add_source(), self._course)
+
+    def first_batch_of(self, dataset: Any) -> int:
+        return dataset.source.first if isinstance(dataset, Distributed) else 0
 
     # Results.
 
@@ -413,4 +452,6 @@ def make_loop(collective: Collective, strategy: Any, device: Device, options: Op
     if collective.joining is not None:
         collective.joining.refuse("TensorFlow loops cannot take in a worker yet")
     sync_batchnorm, check_every = options.sync_batchnorm, options.check_every
-    return Loop(collective, strategy, log, sync_batchnorm=sync_batchnorm, check_every=check_every)
+    return Loop(
+        collective, strategy, log, sync_batchnorm=sync_batchnorm, check_every=check_every, borders=options.borders
+    )

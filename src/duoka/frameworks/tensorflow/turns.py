@@ -59,8 +59,10 @@ class Turns:
         progress: Progress,
         tell: Callable[[str], None],
         see_begin: Callable[[], None],
+        see_training: Callable[[], None],
         see_end: Callable[[], None],
     ) -> None:
+        self._see_training = see_training  # weights will be changed; before anything is exchanged
         self._see_begin = see_begin  # of a run, where all that came before it is done
         self._see_end = see_end  # of each run, before the next one
         self._collective, self._memory, self._progress, self._tell = collective, memory, progress, tell
@@ -102,6 +104,8 @@ class Turns:
         outcome, parts = self._read(replica, contents, arrays)
         num_rows = self._num_rows(replica)
         if self._transfer is None:
+            if contents.is_training:
+                self._see_training()
             self._contents = contents
             self._transfer = self._transfer_for(outcome, replica, contents)
             kind = "step" if contents.is_training else "run after step"

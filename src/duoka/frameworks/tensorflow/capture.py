@@ -1,0 +1,150 @@
+"""The whole state of a TensorFlow loop at a border between steps, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.python.eager import context
+
+from duoka.data.position import Epochs
+from duoka.errors import CheckpointError
+from duoka.frameworks import generators
+from duoka.frameworks.exchange.checks import Checks
+from duoka.frameworks.tensorflow.loader import Source
+from duoka.frameworks.tensorflow.roster import Roster
+from duoka.frameworks.tensorflow.turns import Progress
+
+FRAMEWORK = "tensorflow"
+
+
+class Capture:
+    """Takes a run's state apart, and puts it together again."""
+
+    def __init__(self, progress: Progress, checks: Checks, agreed: dict[int, Any], epochs: Epochs) -> None:
+        self._progress, self._checks, self.epochs = progress, checks, epochs
+        self._agreed = agreed  # variables that are known to be the same on all workers
+        self._agreed_names: set[str] = set()
+        self.roster = Roster(self._note_agreed)
+        self.batch = 0  # handed out by whoever led a loop
+        self.sources: list[Source] = []
+        self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
+        self._positions: dict[int, dict[str, Any]] = {}  # of datasets that are still to be distributed
+        self._numbers: list[int] = []  # of `sources`
+        self._epoch_start: dict[str, Any] = {"datasets": 0, "generators": None}
+        self._arrive: Callable[[], None] | None = None
+
+    @property
+    def step(self) -> int:
+        return self._progress.step
+
+    def add_source(self) -> Source:
+        """One that is distributed after a state was restored has its position in it."""
+        source = Source()
+        self.sources.append(source)
+        self._numbers.append(self._num_added)
+        if self._num_added in self._positions:
+            source.resume(self._positions.pop(self._num_added))
+        self._num_added += 1
+        return source
+
+    def begin_epoch(self, is_resumed: bool) -> None:
+        if is_resumed:
+            for source in self.sources:
+                source.passes.begin_resumed_epoch()
+            self._num_added = max(self._num_added, int(self._epoch_start["datasets"]))
+            if self._epoch_start["generators"] is not None:
+                restore_generators(self._epoch_start["generators"])  # for what is drawn up to the batch that is next
+        else:
+            for source in self.sources:
+                source.passes.begin_epoch()
+            self._epoch_start = {"datasets": self._num_added, "generators": capture_generators()}
+
+    # All of it.
+
+    def capture(self) -> dict[str, Any]:
+        agreed = [name for variable in self._agreed.values() if (name := self.roster.name_of(variable))]
+        positions = {n: source.capture() for n, source in zip(self._numbers, self.sources, strict=True)}
+        positions |= self._positions
+        return self.roster.capture() | {
+            "framework": FRAMEWORK,
+            "agreed": sorted({*agreed, *self._agreed_names}),
+            "agreed_step": self._checks.agreed_step,
+            "step": self.step,
+            "batch": self.batch,
+            "epoch": self.epochs.epoch or max((each["passes"] for each in positions.values()), default=0),
+            "epochs": self.epochs.capture(),
+            "epoch_start": self._epoch_start,
+            "datasets": sorted(positions),
+            "position": [positions[number] for number in sorted(positions)],
+            "generators": capture_generators(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """All of it is checked before anything is changed."""
+        if state.get("framework") != FRAMEWORK:
+            raise CheckpointError(
+                f"The saved state is one of {state.get('framework')}, and this run trains in a TensorFlow loop.",
+                do="use another directory.",
+            )
+        self.roster.check(state)
+        self._agreed_names = set(state["agreed"])
+        agreed_step = state["agreed_step"]  # None: never compared, but from here on all have this state
+        self._checks.agreed_step = state["step"] if agreed_step is None else agreed_step
+        self._progress.step, self.batch = state["step"], state["batch"]
+        self._restore_variables(state)
+        self._restore_position(state)
+
+    def _restore_variables(self, state: dict[str, Any]) -> None:
+        for variable in self.roster.restore(state):
+            self._note_agreed(variable)
+
+    def _note_agreed(self, variable: Any) -> None:
+        if self.roster.name_of(variable) in self._agreed_names:
+            self._agreed[id(variable)] = variable
+
+    def _restore_position(self, state: dict[str, Any]) -> None:
+        here = {n: source.passes.where for n, source in zip(self._numbers, self.sources, strict=True)}
+        self.epochs.resume(state["epochs"])
+        self._epoch_start = state["epoch_start"]
+        positions = dict(zip(state["datasets"], state["position"], strict=True))
+        for number, source in zip(self._numbers, self.sources, strict=True):
+            if number in positions:
+                source.resume(positions[number])
+        self._positions = {n: position for n, position in positions.items() if n not in here}
+
+        def arrive() -> None:
+            self._restore_variables(state)  # the script may have changed some on its way here
+            restore_generators(state["generators"])
+
+        saved = {n: (each["passes"], each["batches"], each["is_open"]) for n, each in positions.items()}
+        if saved == here or not any(map(any, saved.values())):
+            arrive()  # it is here, or nothing has happened before it
+        else:
+            self._arrive = arrive
+
+    @property
+    def is_replaying(self) -> bool:
+        """A state was restored, and the script runs from its top: until the next batch, what it does has happened."""
+        return self._arrive is not None
+
+    def arrive(self) -> None:
+        """The script has come to where the run is."""
+        if self._arrive is not None:
+            arrive, self._arrive = self._arrive, None
+            arrive()
+
+
+def capture_generators() -> dict[str, Any]:
+    """Also the one that gives a seed to each operation of tf.random outside of graphs, and to each shuffling."""
+    source = getattr(context.context(), "_rng", None)
+    seeds = None if source is None else generators.capture_python(source)
+    return generators.capture_generators() | {"operations": seeds}
+
+
+def restore_generators(state: dict[str, Any]) -> None:
+    generators.restore_generators(state)
+    source = getattr(context.context(), "_rng", None)
+    if source is not None and state["operations"] is not None:
+        generators.restore_python(source, state["operations"])
+        context.context().clear_kernel_cache()  # kernels with the same seed would go on where they are

@@ -1,0 +1,100 @@
+"""The course of a TensorFlow loop: when it begins, when a batch is handed out, when it is left. Iterators tell of it.
+
+A border between steps is where the iterator that leads the loop is asked for its next batch, in Python: what the body
+did with the last one is done then, whether it ran in graphs or not. Iterators that are drawn from within a body follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from duoka.data.position import Epochs
+from duoka.errors import CheckpointError
+from duoka.frameworks.exchange.checks import Checks
+from duoka.frameworks.tensorflow.capture import Capture
+from duoka.frameworks.tensorflow.loader import Source, Walk
+from duoka.frameworks.tensorflow.turns import Progress
+from duoka.strategies.borders import Borders
+
+_UNSEEN = "strategy.run was given a batch that no loop in Python over strategy.distribute_dataset has handed out"
+
+
+class Course:
+    def __init__(
+        self,
+        borders: Borders,
+        progress: Progress,
+        checks: Checks,
+        agreed: dict[int, Any],
+        end_step: Callable[[], None],
+        compare: Callable[[], None],
+    ) -> None:
+        self._borders, self._end_step, self._compare = borders, end_step, compare
+        self.epochs = Epochs(self._start, self._begin_epoch, self._end_epochs)
+        self._capture = Capture(progress, checks, agreed, self.epochs)
+        self._leader: int | None = None
+        self._unknown: str | None = None  # why it is not known where the loop is
+
+    # What iterators tell.
+
+    def begin_loop(self) -> None:
+        if self._leader is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._capture.roster.begin()
+        self._borders.at_start(self._capture)
+
+    def begin_step(self, walk: Walk) -> None:
+        if self._leader is None:
+            self._leader = id(walk)
+        if self._leader == id(walk):
+            self._end_step()
+            self._capture.arrive()
+            self._borders.at_border(self._capture, self._compare)
+
+    def gave(self, walk: Walk) -> None:
+        if self._leader == id(walk):
+            self._capture.batch += 1
+
+    def leave(self, walk: Walk) -> None:
+        if self._leader == id(walk):
+            self._leader = None
+
+    def lose(self, why: str) -> None:
+        self._unknown = self._unknown or why
+        if self._borders.is_state_wanted:
+            self._refuse(why)
+
+    # What strategy.run tells.
+
+    def see_training(self) -> None:
+        """A step is about to be exchanged. All workers come by here, so that all of them stop."""
+        if self._borders.is_state_wanted and (self._unknown or self._leader is None):
+            self._refuse(self._unknown or _UNSEEN)
+
+    @staticmethod
+    def _refuse(why: str) -> None:
+        raise CheckpointError(
+            "strategy.checkpoint cannot save this loop.",
+            why=f"{why}: where it is in its data is not known.",
+            do="write `for batch in strategy.distribute_dataset(dataset): strategy.run(step, args=(batch,))` in Python;"
+            " the step may be a tf.function, the loop around it may not be in one.",
+        )
+
+    # Loops over epochs.
+
+    def _begin_epoch(self, is_resumed: bool) -> None:
+        self._capture.begin_epoch(is_resumed)
+
+    def _end_epochs(self, is_resumed: bool) -> None:
+        if is_resumed:  # it was over when it was saved
+            for source in self._capture.sources:
+                source.passes.leave_out_resumed()
+        self._end_step()
+        self._capture.arrive()
+        self._borders.at_end(self._capture)
+
+    def add_source(self) -> Source:
+        return self._capture.add_source()

@@ -1,0 +1,154 @@
+"""Where a loop is in its datasets, and the variables that it trains: taken apart in one process, found in the next."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytestmark = [pytest.mark.tensorflow]
+tf = pytest.importorskip("tensorflow")
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+from duoka.errors import CheckpointError, MismatchError  # noqa: E402
+from duoka.frameworks.tensorflow.loader import Distributed, Source  # noqa: E402
+from duoka.frameworks.tensorflow.roster import Roster  # noqa: E402
+
+
+class Hooks:
+    def __init__(self):
+        self.lost = []
+
+    def begin_loop(self):
+        pass
+
+    def begin_step(self, walk):
+        pass
+
+    gave = leave = begin_step
+
+    def lose(self, why):
+        self.lost.append(why)
+
+
+def numbers():
+    return tf.data.Dataset.range(20)
+
+
+KINDS = {
+    "shuffled": lambda: numbers().shuffle(20).batch(3),
+    "shuffled twice": lambda: numbers().shuffle(20, seed=4).map(lambda x: x + 1).shuffle(5).batch(3).prefetch(2),
+    "cached": lambda: numbers().shuffle(20).cache().batch(3),
+    "repeated": lambda: numbers().shuffle(20).repeat(2).batch(3),
+    "for ever": lambda: numbers().shuffle(20).repeat().batch(3).take(9),
+    "side by side": lambda: tf.data.Dataset.zip(numbers().shuffle(20), numbers().shuffle(9)).batch(3),
+    "random": lambda: numbers().map(lambda x: tf.random.uniform([])).batch(3),
+    "behind each other": lambda: numbers().shuffle(20).concatenate(numbers().shuffle(20)).batch(4),
+}
+
+
+def distribute(make):
+    tf.random.set_seed(11)
+    return Distributed(make(), Source(), Hooks())
+
+
+def walk(dataset, num_batches=None):
+    return [np.array(part).tolist() for part in itertools.islice(dataset, num_batches)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("left_after", [None, 2])
+def test_a_pass_goes_on_with_the_batches_that_it_would_have_had(kind, left_after):
+    calm = distribute(KINDS[kind])
+    passes = [walk(calm, left_after) for _ in range(2)]
+    third = iter(calm)
+    passes.append(walk(third, 4))
+    saved = calm.source.capture()
+    assert (saved["passes"], saved["batches"]) == (2, 4)
+    rest = walk(third)
+
+    later = distribute(KINDS[kind])
+    later.source.resume(saved)
+    assert [walk(later), walk(later)] == [[], []], "finished passes give nothing"
+    assert walk(later) == rest and rest
+    assert walk(later, left_after) == walk(calm, left_after)
+
+
+def test_other_batches_than_in_the_run_that_is_resumed_are_refused():
+    calm = distribute(KINDS["shuffled"])
+    under_way = iter(calm)
+    walk(under_way, 3)
+    tf.random.set_seed(12)
+    other = Distributed(KINDS["shuffled"](), Source(), Hooks())
+    other.source.resume(calm.source.capture())
+    with pytest.raises(MismatchError, match="gives other batches than in the run that is resumed"):
+        iter(other)
+
+
+def test_an_iterator_that_a_graph_draws_from_is_known_to_be_lost():
+    dataset = distribute(KINDS["shuffled"])
+    iterator = iter(dataset)
+    tf.function(lambda iterator: next(iterator))(iterator)
+    assert "given to a tf.function" in dataset._hooks.lost[0]
+
+
+def model_and_optimizer(width=4):
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(width)])
+    return model, keras.optimizers.Adam()
+
+
+@pytest.fixture
+def watched():
+    rosters = []
+
+    def watch(*kept):
+        roster = Roster()
+        roster.begin()
+        roster._entries.clear(), roster._counts.clear()
+        for variable in kept:
+            roster._add(variable.value, variable.path, is_early=True)
+        rosters.append(roster)
+        return roster
+
+    yield watch
+    for roster in reversed(rosters):
+        roster._watching.close()
+
+
+def test_slots_have_their_saved_values_from_the_first_moment(watched):
+    model, optimizer = model_and_optimizer()
+    roster = watched(*model.variables, *optimizer.variables)
+    optimizer.build(model.trainable_variables)
+    for variable in (*model.variables, *optimizer.variables):
+        variable.assign(variable + 3)
+    state = roster.capture()
+    expected = {each.path: each.numpy() for each in (*model.variables, *optimizer.variables)}
+    roster._watching.close()
+
+    model, optimizer = model_and_optimizer()
+    roster = watched(*model.variables, *optimizer.variables)
+    roster.check(state)
+    roster.restore(state)
+
+    @tf.function
+    def build():
+        with tf.init_scope():
+            optimizer.build(model.trainable_variables)
+        return tf.identity(optimizer.variables[2].value)
+
+    first = build()
+    np.testing.assert_array_equal(first, expected[optimizer.variables[2].path])
+    for variable in (*model.variables, *optimizer.variables):
+        np.testing.assert_array_equal(variable.numpy(), expected[variable.path])
+
+
+def test_the_first_variable_that_differs_is_named(watched):
+    model, optimizer = model_and_optimizer()
+    state = watched(*model.variables, *optimizer.variables).capture()
+    other, optimizer = model_and_optimizer(width=5)
+    with pytest.raises(CheckpointError, match=r"dense/kernel \(3, 5\) float32 is in this one where the saved one has"):
+        watched(*other.variables, *optimizer.variables).check(state)
+    with pytest.raises(CheckpointError, match="is in the saved one only"):
+        watched(*model.variables).check(state)
