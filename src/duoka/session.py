@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -449,7 +449,7 @@ def _join(attached: Attachment) -> WorkerSession:
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         if collective.joining is not None:
-            session.borders.add(first=partial(_let_join, collective.joining))
+            session.borders.add(first=partial(_let_join, collective.joining, session.borders.also))
         if identity.run_directory:
             _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])
@@ -470,8 +470,8 @@ def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None
     listen(Journal(directory / FILE_NAME, run, standing, is_main, say).see)
 
 
-def _let_join(joining: Joining, training: Restorable) -> None:
-    joining.border(partial(give, training), partial(take, training))
+def _let_join(joining: Joining, also: Mapping[str, Any], training: Restorable) -> None:
+    joining.border(partial(give, training, also), partial(take, training, also))
 
 
 def _alone(plan: Plan) -> WorkerSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ SCRIPT = f"""
     import duoka
 
     victim, how, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    saves = how.endswith("saved")
     BATCHES, EPOCHS, STRUCK, JOINED = {(BATCHES, EPOCHS, STRUCK, JOINED)}
-    strategy = duoka.Mirrored(devices=3, replicas=4)
+    strategy = duoka.Mirrored(devices=3, replicas=4, check_every=1 if saves else 100)
     lives = directory / f"lives-{{strategy.worker}}"
     with lives.open("a") as file:
         file.write("x")
@@ -40,6 +42,19 @@ SCRIPT = f"""
         pass
     model, optimizer, scheduler, loader = strategy.prepare(model, optimizer, scheduler, loader)
 
+    class Record:  # of the user's own
+        counts = torch.zeros(2)
+
+        def state_dict(self):
+            return {{"counts": self.counts}}
+
+        def load_state_dict(self, state):
+            self.counts = state["counts"]
+
+    record = Record()
+    if saves:  # at every border something is compared, saved, and once handed over
+        strategy.checkpoint(directory / "saved", every_steps=1, also={{"record": record}})
+
     def count_correct(batch):
         x, y = batch
         return (model(x).argmax(1) == y).sum(), len(y)
@@ -51,7 +66,7 @@ SCRIPT = f"""
             time.sleep(0.02)
 
     metrics = []
-    for epoch in strategy.epochs(EPOCHS) if how == "epochs" else range(EPOCHS):
+    for epoch in strategy.epochs(EPOCHS) if how.startswith("epochs") else range(EPOCHS):
         if life > 1:
             (directory / "ready").touch()
         for index, (x, y) in strategy.enumerate(loader):
@@ -67,6 +82,8 @@ SCRIPT = f"""
             optimizer.step()
             scheduler.step()
             mean = strategy.mean(loss)
+            if strategy.stepped:
+                record.counts[1] += float(model[0].weight.detach()[0, 0])
         accuracy = float(strategy.evaluate(count_correct, testing))
         model.eval()
         predicted = []
@@ -75,6 +92,7 @@ SCRIPT = f"""
                 predicted.append(model(x).argmax(1))
         model.train()
         ones = float(strategy.sum(float(torch.cat(predicted).sum())))
+        record.counts[0] += 1
         metrics.append([epoch, accuracy, ones, strategy.step])
         strategy.print(json.dumps(metrics[-1]))
 
@@ -82,6 +100,7 @@ SCRIPT = f"""
     state += [v for s in optimizer.state_dict()["state"].values() for v in s.values()]
     digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in state)).hexdigest()
     facts = {{"sha256": digest, "metrics": metrics, "life": life, "step": strategy.step, "main": strategy.is_main}}
+    facts["record"] = record.counts.tolist()
     print(json.dumps(facts | {{"draw": torch.rand(1).item()}}))
     """
 
@@ -100,8 +119,8 @@ def calm(tmp_path_factory) -> Ended:
 
 
 CASES = [
-    (0, "epochs"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, "range"), (1, "range"), (2, "epochs")]),
+    (0, "epochs, saved"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, "range"), (1, "range, saved"), (2, "epochs")]),
 ]
 
 
@@ -111,7 +130,10 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     ended = train(tmp_path, victim, how)
     assert ended.code == 0, ended.err
     who = f"worker {victim} (cpu:0/v{victim})"
-    killed, started, joined = ended.said()
+    killed, started, joined = (line for line in ended.said() if "checkpoint" not in line)
+    if "saved" in how:
+        (newest,) = sorted((tmp_path / "lives" / "saved").iterdir())[-1:]
+        assert json.loads((newest / "facts.json").read_text())["agreed_step"] >= BATCHES * EPOCHS - 1
     assert killed == f"{who} was ended by SIGKILL; 2 workers go on (generation 1)."
     assert started == f"{who} is started again, and joins when it is ready."
     step = int(joined.removeprefix(f"{who} has joined at step ").partition(";")[0])
@@ -120,10 +142,11 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     expected, facts = calm.facts()[0], ended.facts()
     for worker in range(3):
         assert facts[worker]["life"] == 1 + (worker == victim)
-        for name in ("sha256", "step", "draw"):
+        names = ("sha256", "step", "draw", *(["record"] if "saved" in how or worker != victim else []))
+        for name in names:
             assert facts[worker][name] == expected[name], (worker, name)
     newcomer = facts[victim]
-    assert newcomer["metrics"] == expected["metrics"][0 if how == "range" else JOINED[0] :]
+    assert newcomer["metrics"] == expected["metrics"][0 if how.startswith("range") else JOINED[0] :]
     assert not newcomer["main"], "what it has not run it cannot know"
     assert "life 2 not main" in ended.log(victim) and "life 2" not in ended.out
     assert _printed(ended) == _printed(calm) != []

@@ -7,7 +7,7 @@ compare, hand the state to a newcomer, stop) adds a function; a framework's adap
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from duoka.strategies.strategy import Restorable
@@ -21,6 +21,7 @@ class Borders:
         self._first: list[Guest] = []
         self._at_border: list[Guest] = []
         self._at_end: list[Guest] = []
+        self.also: dict[str, Any] = {}  # objects of the user's own whose state belongs to that of the run
 
     def add(
         self,

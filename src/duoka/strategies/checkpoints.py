@@ -40,6 +40,7 @@ class Checkpoints:
         self._training: Restorable | None = None  # what is saved, once it is known
         self._found: tuple[Found, float] | None = None  # to go on from, and since when it was looked for
         self._also, self._flags, self._is_main = dict(also), dict(flags), is_main
+        session.borders.also.update(also)
         self._stop_sign = StopSign(session.collective, is_main, session.listen_for_termination())
         self._writer: BackgroundWriter | None = None
         self._stalls: list[float] = []

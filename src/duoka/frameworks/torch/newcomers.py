@@ -54,7 +54,9 @@ class Newcomers:
         elif not joining.is_newcomer:
             joining.allow()
         else:
-            facts = joining.pass_by(self._name(loader), partial(take, self._adapter))
+            facts = joining.pass_by(
+                self._name(loader), partial(take, self._adapter, self._adapter.options.borders.also)
+            )
             self._has_joined = facts is None
             if facts is not None:
                 loader.passes.resume(facts["passes"])
