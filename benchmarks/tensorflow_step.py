@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_contest import Contest, serve
-from keras_step import CASES, THREADS, make_strategy, measure, print_case
+from keras_step import CASES, FEW, make_strategy, measure, print_case
 
 HERE = Path(__file__)
 PEERS = ("plain", "mirrored", "hierarchical")
@@ -55,7 +55,7 @@ def _start(contest: Contest) -> list[str]:
     words = ["-m", "duoka", "run", "--devices", "2", "--threads", "1", str(HERE), "--serve", "duoka"]
     contest.start("duoka", words, {"KERAS_BACKEND": "tensorflow"}, num_workers=2)
     for kind in PEERS:
-        for threads in THREADS:
+        for threads in FEW:
             names.append(f"{kind} {threads}")
             environ = {"KERAS_BACKEND": "tensorflow", "TF_NUM_INTEROP_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
             environ |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(threads))

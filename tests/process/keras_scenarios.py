@@ -40,11 +40,16 @@ from keras_pieces import (
 )
 from results import print_result
 
+# Made before any strategy, without a seed, as people do.
+ORDER = np.random.permutation(93)
+LABELS = list({"grain", "crude", "trade", "ship"})
+
 
 @scenario
 def everything_at_once(strategy):
     """BatchNorm, dropout, embedding, accumulation, EMA, an uneven last batch, shuffling."""
     x, y, _ = tokens(93)
+    x, y = x[ORDER], np.array([LABELS.index(sorted(LABELS)[label]) for label in y[ORDER]])
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -267,6 +272,44 @@ def compiled_further(strategy):
             jit_compile=not is_torch,
             steps_per_execution=1 if is_torch else 2,
         )
+    return model, model.fit(x, y, batch_size=10, epochs=3, verbose=0)
+
+
+@scenario
+def accumulated(strategy):
+    """What happens after the mean, in `fit` as it is compiled at most: the numbers of one device."""
+    x, y = numbers(47)
+    is_torch = keras.backend.backend() == "torch"
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(
+            0.05, momentum=0.9, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=4, clipnorm=0.5
+        )
+        options = {} if is_torch else {"jit_compile": True, "steps_per_execution": 2}
+        model = compiled(classifier(), optimizer, metrics=["accuracy"], **options)
+    return model, model.fit(x, y, batch_size=10, epochs=6, verbose=0)
+
+
+class Odd(layers.Layer):
+    """A count of rows, a mean that is no BatchNorm's, a weight without a gradient, noise of the global generator."""
+
+    def build(self, shape):
+        self.most = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="most")
+        self.level = self.add_weight(shape=(), initializer="zeros", trainable=False, name="level")
+        self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.cast(keras.ops.max(x) * 100, "int32")))
+        self.level.assign(keras.ops.mean(x))
+        return x + 0.01 * keras.random.normal(keras.ops.shape(x))
+
+
+@scenario
+def odd_state(strategy):
+    x, y = numbers(31)
+    with strategy.scope():
+        model = compiled(classifier(Odd()), keras.optimizers.SGD(0.1))
     return model, model.fit(x, y, batch_size=10, epochs=3, verbose=0)
 
 

@@ -87,7 +87,7 @@ def test_a_failure_is_told_although_a_thread_keeps_its_worker_from_ending(tmp_pa
     ended = run(tmp_path, ends("threading.Thread(target=time.sleep, args=[60]).start(); raise KeyError('lost key')"))
     assert ended.code == 1
     assert ended.err.endswith("KeyError: 'lost key'\n")
-    assert "1 worker did not end in time and was killed: w1." in ended.said()
+    assert "did not end in time" not in ended.err  # there is an error to be read, and this is not it
     assert ended.seconds < 8
 
 

@@ -32,6 +32,7 @@ NUMBERS = {
     "no_reduction": 1e-5,
     "one_number_for_a_batch": 1e-5,
     "mixed_precision": 2e-3,  # rows are added up in another order, in 16 bits
+    "accumulated": 1e-5,
     "eager": 1e-5,
     "last_batch_of_one": 1e-5,
     "own_train_step": 1e-5,
@@ -51,6 +52,8 @@ SOME = {
     "torch": (
         *FEW,
         "everything_at_once",
+        "accumulated",
+        "odd_state",
         "last_batch_of_one",
         "masked_beside_unmasked",
         "one_number_for_a_batch",
@@ -118,6 +121,13 @@ def test_a_metric_that_is_no_sum_is_named_and_others_are_right(backend):
 def test_a_loss_that_gives_one_number_for_a_batch_is_named_once():
     said = run("torch", 1, 4, SOME["torch"], "--plain")[1]
     assert said.count("the loss mean_of_all gives one number for a batch") == 1
+
+
+@pytest.mark.torch
+def test_state_of_a_kind_that_is_not_known_is_named_once():
+    said = run("torch", 1, 4, SOME["torch"], "--plain")[1]
+    assert said.count("merged to a mean, weighted by rows, as for BatchNorm") == 1
+    assert said.count("replica 0's") == 1, said
 
 
 def check_metrics_of_batches(backend: str, names: tuple[str, ...]) -> None:

@@ -271,7 +271,7 @@ class Supervisor:
         late = self._alive()
         for worker in late:
             _signal(worker.pid, signal.SIGKILL)
-        if late:
+        if late and self._outcome.failed_worker is None:  # else there is an error to be read, and this is not it
             self._say(
                 f"{count_workers(len(late))} did not end in time and {'was' if len(late) == 1 else 'were'} killed:"
                 f" {name_workers(worker.number for worker in late)}."
