@@ -39,7 +39,7 @@ check: .venv/.tools
 	$(BIN)/mypy
 
 test: .venv/.frameworks
-	$(BIN)/python -m pytest -m "not slow" --durations=20
+	$(BIN)/python -m pytest -m "not slow" --durations=80
 
 test-full: .venv/.frameworks
 	$(BIN)/python -m pytest

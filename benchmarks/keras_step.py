@@ -5,9 +5,8 @@
 Contestants live in processes of their own, and take turns with one epoch each; the first round is not counted. What
 counts is the median of all single steps (on JAX, which returns before a step is done, of epochs): a machine that is
 shared takes its cores away for many steps at a time, and more of them are hit where two cores have to work together.
-The mean of whole epochs, with all of that in it, is printed beside. Peers
-run with one and with two threads, and are judged by the better of the two. All have the same model, data, optimizer
-and allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is
+Their mean, with all of that in it, is printed beside. Peers run with one and with two threads (DataParallel with four,
+too), and are judged by the best. All have the same model, data, optimizer and allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is
 `fit` as it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective,
 "hierarchical" with HierarchicalCopyAllReduce; "dataparallel" is keras.distribution.DataParallel on JAX with two host
 devices. "half" is plain `fit` on half of each batch in the processes of Duoka's workers, without any exchange.
@@ -97,13 +96,12 @@ def _start(contest: Contest, backend: str, kinds: set[str]) -> list[str]:
 def measure(
     contest: Contest, names: list[str], title: str, num_rounds: int, num_steps: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Medians of single steps, and means over whole epochs, in milliseconds. Compiling happens before, for each by itself.
+    """Medians of single steps, and their means, in milliseconds. Compiling happens before, for each by itself.
 
     A peer that hangs is left out, and named: XLA's own all-reduce waits for ever now and then where two devices share
     two threads.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
-    means: dict[str, list[float]] = {name: [] for name in names}
     begin = read_steal()
     for number in range(-1, num_rounds + 1):
         for name in list(times) if number % 2 else list(times)[::-1]:
@@ -118,11 +116,9 @@ def measure(
                 continue
             if number > 0:
                 times[name] += [max(each) * 1e3 for each in zip(*(answer["steps"] for answer in answers), strict=True)]
-                means[name].append(max(answer["mean"] for answer in answers) * 1e3)
     print(f"{title}: {say_steal(begin)}")
-    return (
-        {name: statistics.median(values) for name, values in times.items()},
-        {name: statistics.mean(means[name]) for name in times},
+    return tuple(
+        {name: find(values) for name, values in times.items()} for find in (statistics.median, statistics.mean)
     )
 
 

@@ -1,6 +1,7 @@
 """Every claim of the README, measured again: `make bench`. Writes benchmarks/RESULTS.md and the table of README.md.
 
     python benchmarks/run.py [keras_step.py ...]
+    python benchmarks/run.py "keras_reuters_course.py --data ~/.keras/datasets"
 
 With names, only these are measured again, and the numbers of the others are those of benchmarks/numbers.json.
 """
@@ -40,18 +41,18 @@ BENCHMARKS = (
 def measure(names: list[str]) -> dict:
     """Run these one after the other. What one has found is kept at once: the next one may be interrupted."""
     known = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
-    for name in names:
-        known[name] = {"on": time.strftime("%Y-%m-%d"), "machine": _machine(), "numbers": run(name)}
+    for name, *words in map(str.split, names):
+        known[name] = {"on": time.strftime("%Y-%m-%d"), "machine": _machine(), "numbers": run(name, words)}
         NUMBERS.write_text(json.dumps(known, indent=1) + "\n")
     return known
 
 
-def run(name: str) -> dict:
+def run(name: str, words: list[str]) -> dict:
     """Run one benchmark by itself, show what it prints, and return its numbers."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "numbers.json"
         environ = os.environ | {"DUOKA_BENCH_JSON": str(path)}
-        subprocess.run([sys.executable, str(HERE / name)], env=environ, cwd=folder, check=True)
+        subprocess.run([sys.executable, str(HERE / name), *words], env=environ, cwd=folder, check=True)
         return json.loads(path.read_text())
 
 
@@ -111,6 +112,7 @@ def write_table(known: dict) -> None:
     )
     rows += _torch_rows(numbers["torch_step_ms"], numbers["torch_overhead_ms"])
     rows += _keras_rows(numbers["keras_step_ms"], numbers["keras_overhead_ms"], numbers["keras_folder_images_s"])
+    rows += _course_rows(numbers["keras_course"]) if "keras_course" in numbers else []
     rows += _loop_rows(numbers["tensorflow_step_ms"])
     rows += [
         at_most(f"a save, {case}: training stands still, in libc memcpys", 2, row["stall"] / row["memcpy"])
@@ -162,8 +164,7 @@ NOTES = """## Notes
   and with two threads, and the better of the two counts. Bars are judged by medians of single steps: the hypervisor of
   this machine takes a core away for up to 130 ms at a time (steal in /proc/stat, up to a quarter of the time), which
   means measure, and more where two cores have to work together; on JAX, which returns before a step is done, by medians
-  of epochs. The means of whole epochs are beside, in brackets: in `fit` they have its start in them, too, where Duoka's
-  workers compare their weights (about 30 ms for the 12 steps of MobileNetV2).
+  of epochs. Means of the same steps are beside, in brackets.
 - `half` is plain `fit` on half of each batch in two workers, without any exchange. It is not a bound (Duoka's update is
   compiled by XLA there, that of `half` is not), but it shows where the time goes: half of a batch costs more than half
   of the time. The gradients of MobileNetV2 take 212 ms for 64 rows on one core, 120 ms for 32, 132 to 148 ms where both
@@ -175,6 +176,19 @@ NOTES = """## Notes
   iterators alive (stalls of 0.5 to 2 s), places in flat arrays computed once (0.3 ms), one call out of a loop's graph
   less (0.4 ms). Tried, and no gain: XLA for the update of MobileNetV2 (29 to 20 ms by itself, and nothing in a step:
   183 against 190 ms), TensorFlow's single-threaded executor (its update 21 to 18 ms, nothing elsewhere).
+- Which bars lie above `half` on this machine, and which are Duoka's own cost: MobileNetV2 at 1.4 times the better
+  MirroredStrategy and the large batch of Reuters at 1.3 times the default one would have to be faster than two workers
+  that exchange nothing. In the small steps (Reuters, 32 rows) the exchange takes 3 to 5 ms: about 1 ms is copying, adding
+  and comparing, the rest is waiting for the slower of two workers at every step, and work that Keras otherwise does while
+  the step computes (on JAX and TensorFlow, which return before it is done).
+- JAX against DataParallel: its two devices exchange inside of one compiled program, in one process; Duoka never adds up
+  inside of compiled code, because XLA changes bits there. Tried: results copied out one by one instead of together
+  (slower), buffers used twice instead of copies (they are read later, and were overwritten), workers on cores of their own.
+- One worker with two replicas: what is added is many small calls around each replica's step (hooks, seeds, cutting rows,
+  reading metrics), 2 to 4 ms of Python on PyTorch, where a step is Python as well. Tried: hooks made once for a model,
+  states of generators put back by swapping them (kept), gradients read without copies (kept).
+- The folder: reading and decoding takes both cores with plain `fit`, too. Tried: every worker reads all, one reads for all
+  on its own core, one reads for all with threads on all cores (the best of the three where decoding is heavy).
 - The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
@@ -248,9 +262,20 @@ def _keras_rows(cases: dict, overhead: dict, folder: dict) -> list[tuple[str, st
 
 def _against(what: str, least: float, times: dict, kinds: tuple[str, ...]) -> tuple[str, str, str, bool]:
     """A peer that hung was left out, and says nothing."""
-    known = [times[name] for kind in kinds for threads in (1, 2) if (name := f"{kind} {threads}") in times]
+    known = [times[name] for kind in kinds for threads in (1, 2, 4) if (name := f"{kind} {threads}") in times]
     found = min(known) / times["duoka"] if known else 0.0
     return what, f">= {least:g}x", f"{found:.2f}x" if known else "the peer hung", found >= least
+
+
+def _course_rows(found: dict) -> list[tuple[str, str, str, bool]]:
+    """Of benchmarks/keras_reuters_course.py, which needs data that is not in the repository."""
+    what = "Reuters newswires, two replicas against plain `fit`, 10 epochs:"
+    first, last, peak = found["first_loss_percent"], found["last_loss_percent"], found["peak_points"]
+    return [
+        (f"{what} loss of the first epoch", "<= 0.5 %", f"{first:.2f} %", first <= 0.5),
+        (f"{what} loss of the last epoch", "<= 5 %", f"{last:.2f} %", last <= 5),
+        (f"{what} best validation accuracy", "<= 1 point", f"{peak:.2f} points", peak <= 1),
+    ]
 
 
 def _loop_rows(cases: dict) -> list[tuple[str, str, str, bool]]:

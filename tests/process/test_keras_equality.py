@@ -27,7 +27,6 @@ BACKENDS = [
     pytest.param("torch", FITS, marks=[pytest.mark.torch]),
     pytest.param("jax", FITS, marks=[pytest.mark.jax, pytest.mark.slow]),
     pytest.param("tensorflow", (*FITS, *LOOPS), marks=[pytest.mark.tensorflow, pytest.mark.slow]),
-    pytest.param("tensorflow", ("a_weight", *LOOPS[:2]), marks=[pytest.mark.tensorflow]),
 ]
 HEALED = {
     "a_weight": [8, 1, "kernel"],

@@ -42,18 +42,11 @@ ALL = (*NOISY, *NUMBERS)
 # What `make test` has time for; `make test-full` runs all.
 SOME = (
     "everything_at_once",
-    "an_optimizer_that_xla_cannot_compile",
-    "optimizers_that_xla_would_change",
-    "functions_that_run_eagerly",
     "learning_rates_that_a_step_moves",
     "a_batch_of_one",
-    "weights_of_rows",
     "variables_of_ones_own",
-    "a_generator_in_a_function",
     "results_of_all_kinds",
-    "text_beside_numbers",
     "a_plain_batch_and_a_function_of_tensorflow",
-    "two_runs_in_one_graph",
     "a_death",
 )
 
