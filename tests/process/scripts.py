@@ -76,10 +76,10 @@ class Run:
         self._screen = directory / f"screen-{self._mark}"
         for path in (self.directory, self._screen):
             path.mkdir(parents=True, exist_ok=True)
-        self._temporary = Path(tempfile.mkdtemp(prefix="duoka"))  # short: Unix sockets are made in it
+        self.temporary = make_temporary()
         self._before = self._files(), set(os.listdir(_SHARED))
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST", "OMP_"))}
-        environ |= {_MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ |= {_MARK: self._mark, "TMPDIR": str(self.temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         self._start = time.monotonic()
         with open(self._screen / "out", "wb") as out, open(self._screen / "err", "wb") as err:
             given = {"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, "cwd": self.directory} | options
@@ -131,7 +131,7 @@ class Run:
         self.process.send_signal(number)
 
     def finish(self, timeout_s: float = 30, leaves: Sequence[str] = ()) -> Ended:
-        """Wait for the end, and see that nothing but `runs/` and the named temporary files is left."""
+        """Wait for the end, and see that nothing but `runs/` and the named temporary files is left; those go now."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -141,6 +141,7 @@ class Run:
         seconds = time.monotonic() - self._start
         wait_until(lambda: not self.alive(), 1, self)  # what was just killed may need a moment to go
         self.check_files(leaves)
+        self.end()
         return Ended(code, self.out, self.err, seconds, self.directory)
 
     def wait_until_all_are_gone(self, timeout_s: float = 5) -> float:
@@ -158,7 +159,7 @@ class Run:
         files, shared = self._before
         new = sorted(path for path in self._files() - files if path.split("/")[0] != "runs")
         assert new == [], f"left behind: {new}"
-        temporary = [path.name for path in self._temporary.iterdir()]
+        temporary = [path.name for path in self.temporary.iterdir()]
         left = [name for name in temporary if not name.startswith(tuple(leaves))]
         assert left == [], f"left behind: {left}"
         wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
@@ -171,10 +172,24 @@ class Run:
             except ProcessLookupError:
                 pass
         self.process.wait(10)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        atexit.unregister(self.end)
 
     def _files(self) -> set[str]:
         return {str(path.relative_to(self.directory)) for path in self.directory.rglob("*")}
+
+
+def make_temporary() -> Path:
+    """For the temporary files of one run: with a short name, because Unix sockets are made in it.
+
+    Tests that are killed cannot remove theirs; whoever comes next does, by the process id in the name.
+    """
+    place = Path(tempfile.gettempdir())
+    for left in place.glob("duoka-test-*-*"):
+        pid = left.name.split("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"duoka-test-{os.getpid()}-"))
 
 
 def start(directory: Path, source: str, *words: str, program: Sequence[str] = PYTHON, **options: Any) -> Run:

@@ -405,8 +405,9 @@ def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path):
 
 def test_without_a_place_for_runs_the_logs_go_to_a_temporary_directory_and_it_says_so(tmp_path):
     write(tmp_path, "in the way", "runs")
-    going = start(tmp_path, "import duoka\nprint('hello', duoka.Mirrored(devices=2).num_workers)")
-    ended = going.finish(leaves=["duoka-"])
+    (tmp_path / "temporary").mkdir()
+    source = "import duoka\nprint('hello', duoka.Mirrored(devices=2).num_workers)"
+    ended = run(tmp_path, source, env={"TMPDIR": str(tmp_path / "temporary")})
     assert (ended.code, ended.out) == (0, "hello 2\n")
     (note,) = [line for line in ended.said() if "cannot be written" in line]
     (place,) = [word for word in note.split() if "/duoka-" in word]
