@@ -44,6 +44,7 @@ class Checkpoints:
         self._stop_sign = StopSign(session.collective, is_main, session.listen_for_termination())
         self._writer: BackgroundWriter | None = None
         self._stalls: list[float] = []
+        self._first_step = 0  # of this process
         self._saved = (-1, -1)  # step and batch of the state that was saved, or resumed, last
         self.resumed_step: int | None = None  # what this run went on from
         session.at_exit(self._tell_if_unused)
@@ -72,6 +73,7 @@ class Checkpoints:
         if self._found is not None:
             self._take(training, *self._found)
             self._found = None  # and its memory
+        self._first_step = training.step
         self._rhythm.begin(training.step)
 
     def _take(self, training: Restorable, found: Found, begin: float) -> None:
@@ -116,6 +118,8 @@ class Checkpoints:
             self._stop(training)
         if self._rhythm.is_due(training.step) and self._is_main():
             self._save(training)
+        elif self._writer is None and training.step > self._first_step and self._is_main():
+            self._writing().reserve(self._collect(training))  # after a step: optimizers have no state before it
 
     def at_end(self, training: Restorable) -> None:
         if self._is_main():
@@ -135,9 +139,12 @@ class Checkpoints:
         here = training.step, training.batch
         if here == self._saved:
             return
-        state = {"run": training.capture(), "also": {name: x.state_dict() for name, x in self._also.items()}}
+        state = self._collect(training)
         self._stalls.append(self._writing().submit(training.step, self._facts(state["run"]), state))
         self._saved = here
+
+    def _collect(self, training: Restorable) -> dict[str, Any]:
+        return {"run": training.capture(), "also": {name: x.state_dict() for name, x in self._also.items()}}
 
     def _writing(self) -> BackgroundWriter:
         if self._writer is None:
@@ -181,6 +188,8 @@ class Checkpoints:
 
     def _summarise(self) -> None:
         stalls = [stall * 1000 for stall in self._stalls]
+        if not stalls:
+            return
         count = f"{len(stalls)} checkpoint{'s' if len(stalls) > 1 else ''}"
         held_up = f"{statistics.median(stalls):.1f} ms (median), {max(stalls):.1f} ms at most"
         failure = "" if self._writer is None or self._writer.failure is None else "; the last one was NOT saved"
