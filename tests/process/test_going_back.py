@@ -162,6 +162,66 @@ def test_two_that_differ_again_at_once_end_the_run_and_one_started_by_hand_goes_
     assert ended.facts() == calm
 
 
+TENSORFLOW = """
+    import hashlib, json, os, signal
+    from pathlib import Path
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    import duoka
+
+    strategy = duoka.Mirrored(devices=2)
+    strategy.checkpoint("../saved", every_steps=4)
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(5).standard_normal((48, 6)).astype("float32")
+    with strategy.scope():
+        net, judge = (keras.Sequential([keras.Input((6,)), keras.layers.Dense(n)]) for n in (6, 1))
+        optimizers = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)
+
+    def strike():
+        mark = Path("../struck-0")
+        if strategy.worker == 1 and strategy.step == 6 and Path("../strike").exists() and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            caught = tf.reduce_mean(judge(net(rows))) - tf.reduce_mean(judge(rows) ** 2)
+        optimizers[1].apply(tape.gradient(caught, judge.trainable_variables), judge.trainable_variables)
+        strike()
+        with tf.GradientTape() as tape:
+            fooled = -tf.reduce_mean(judge(net(rows)))
+        optimizers[0].apply(tape.gradient(fooled, net.trainable_variables), net.trainable_variables)
+
+    data = strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(x).shuffle(48, seed=1).batch(8))
+    for epoch in strategy.epochs(3):
+        for rows in data:
+            strategy.run(step, args=(rows,))
+    digest = hashlib.sha256()
+    for variable in (*net.variables, *judge.variables, *optimizers[0].variables, *optimizers[1].variables):
+        digest.update(variable.numpy().tobytes())
+    print(json.dumps({"sha256": digest.hexdigest(), "step": strategy.step}), flush=True)
+    """
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_a_gan_of_tensorflow_goes_back_to_the_bits_of_a_calm_run(tmp_path):
+    ends = []
+    for name in ("calm", "struck"):
+        (tmp_path / name).mkdir()
+        if name == "struck":
+            (tmp_path / name / "strike").touch()
+        run = start(tmp_path / name, TENSORFLOW, program=PROGRAM, env={"KERAS_BACKEND": "tensorflow"})
+        ends.append(run.finish(120, ["__autograph_generated_file"]))
+    calm, struck = ends
+    assert (calm.code, struck.code) == (0, 0), struck.err
+    assert strikes_of(tmp_path / "struck") == 1
+    assert WHO.format(1, 6) + "and go back to the checkpoint of step 4 (1 of at most 3 times)." in struck.said()
+    assert struck.facts() == calm.facts() and calm.facts()[0]["step"] == 18
+
+
 # Without a framework: what the runtime does. A worker dies where its value cannot be computed again.
 PLAIN = """
     import json, os, signal, sys, time
