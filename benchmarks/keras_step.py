@@ -6,8 +6,9 @@ Contestants live in processes of their own, and take turns with one epoch each; 
 counts is the median of all single steps (on JAX, which returns before a step is done, of epochs): a machine that is
 shared takes its cores away for many steps at a time, and more of them are hit where two cores have to work together.
 Their mean, with all of that in it, is printed beside. Peers run with one and with two threads (DataParallel with four,
-too), and are judged by the best. All have the same model, data, optimizer and allocator settings. Duoka's workers keep to a core each, as its launcher has it; peers run on both. "plain" is
-`fit` as it comes; "mirrored" is tf.distribute.MirroredStrategy on two logical CPUs, with its default collective,
+too), and are judged by the best. All have the same model, data, optimizer and allocator settings. Duoka's workers keep
+to a core each, as its launcher has it; peers run on both. "plain" is `fit` as it comes; "mirrored" is
+tf.distribute.MirroredStrategy on two logical CPUs, with its default collective,
 "hierarchical" with HierarchicalCopyAllReduce; "dataparallel" is keras.distribution.DataParallel on JAX with two host
 devices. "half" is plain `fit` on half of each batch in the processes of Duoka's workers, without any exchange.
 """

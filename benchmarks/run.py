@@ -178,17 +178,15 @@ NOTES = """## Notes
   183 against 190 ms), TensorFlow's single-threaded executor (its update 21 to 18 ms, nothing elsewhere).
 - Which bars lie above `half` on this machine, and which are Duoka's own cost: MobileNetV2 at 1.4 times the better
   MirroredStrategy and the large batch of Reuters at 1.3 times the default one would have to be faster than two workers
-  that exchange nothing. In the small steps (Reuters, 32 rows) the exchange takes 3 to 5 ms: about 1 ms is copying, adding
-  and comparing, the rest is waiting for the slower of two workers at every step, and work that Keras otherwise does while
-  the step computes (on JAX and TensorFlow, which return before it is done).
+  that exchange nothing. In the small steps (Reuters, 32 rows) the exchange takes 3 to 5 ms: about 1 ms is copying,
+  adding and comparing, the rest is waiting for the slower of two workers at every step, and work that Keras otherwise
+  does while the step computes (on JAX and TensorFlow, which return before it is done).
 - JAX against DataParallel: its two devices exchange inside of one compiled program, in one process; Duoka never adds up
-  inside of compiled code, because XLA changes bits there. Tried: results copied out one by one instead of together
-  (slower), buffers used twice instead of copies (they are read later, and were overwritten), workers on cores of their own.
-- One worker with two replicas: what is added is many small calls around each replica's step (hooks, seeds, cutting rows,
-  reading metrics), 2 to 4 ms of Python on PyTorch, where a step is Python as well. Tried: hooks made once for a model,
-  states of generators put back by swapping them (kept), gradients read without copies (kept).
-- The folder: reading and decoding takes both cores with plain `fit`, too. Tried: every worker reads all, one reads for all
-  on its own core, one reads for all with threads on all cores (the best of the three where decoding is heavy).
+  inside of compiled code, because XLA changes bits there.
+- One worker with two replicas: what is added is many small calls around each replica's step (hooks, seeds, cutting
+  rows, reading metrics): 2 to 4 ms of Python on PyTorch, where a step is Python as well.
+- The folder: reading and decoding takes both cores with plain `fit`, too. Tried: every worker reads all, one reads for
+  all on its own core, one reads for all with threads on all cores (the best of the three where decoding is heavy).
 - The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
