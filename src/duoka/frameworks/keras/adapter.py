@@ -11,11 +11,12 @@ import keras
 from duoka.collectives.collective import Collective
 from duoka.data.position import Epochs
 from duoka.devices.device import Device
-from duoka.errors import MismatchError
+from duoka.errors import CheckpointError, MismatchError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.backends import BACKENDS
+from duoka.frameworks.keras.capture import FRAMEWORK
 from duoka.frameworks.keras.compiler_choice import watch_choice
 from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.outsiders import watch_outsiders
@@ -28,6 +29,7 @@ from duoka.frameworks.keras.scope import is_training_now, watch_models
 from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.step_placement import log_plain_fit_placement
 from duoka.frameworks.keras.steps import Progress
+from duoka.frameworks.keras.trainings import Trainings
 from duoka.frameworks.placement_log import make_placement_log
 from duoka.frameworks.telling import Telling
 from duoka.strategies.strategy import Options
@@ -73,6 +75,8 @@ class KerasAdapter:
         self.epochs = Epochs()
         self.first_batch = 0
         self.tensors = PlainTensors()
+        is_main = lambda: collective.worker == collective.main  # noqa: E731
+        self._trainings = Trainings(self, self.options.borders, self.tell_once, is_main)
         if len(collective.workers) > 1:
             watch_outsiders(self.tell_once)
 
@@ -106,6 +110,7 @@ class KerasAdapter:
             placement_log=self._placement_log,
             readings=self._readings,
             checks=self.checks,
+            trainings=self._trainings,
         ).attach()
         if keras.backend.backend() == "tensorflow":  # where updates are compiled that nobody asked to compile
             watch_choice(model)
@@ -151,6 +156,30 @@ class KerasAdapter:
     @property
     def count(self) -> int | None:
         return None
+
+    def capture(self) -> dict[str, Any]:
+        return {
+            "framework": FRAMEWORK,
+            "backend": keras.backend.backend(),
+            "step": self.step,
+            "batch": self.batch,
+            "bodies": self._progress.batch,
+            "agreed_step": self.checks.agreed_step,
+            **self._trainings.capture(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """What a script has trained until then is left out; models get their variables when it is there."""
+        here, saved = (FRAMEWORK, keras.backend.backend()), (state.get("framework"), state.get("backend"))
+        if here != saved:
+            raise CheckpointError(
+                f"The saved state is one of {' on '.join(filter(None, saved))}, and this run is {' on '.join(here)}.",
+                do="use another directory.",
+            )
+        self._progress.step, self._progress.batch = state["step"], state["bodies"]
+        agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
+        self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
+        self._trainings.resume(state)
 
     def weigh(self, loss: Any, count: Any) -> Any:
         return loss

@@ -20,6 +20,7 @@ from duoka.frameworks.keras.course import Course
 from duoka.frameworks.keras.equality import Equality
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.kept import Kept
+from duoka.frameworks.keras.reading import make_reading, skip, some
 from duoka.frameworks.keras.refusals import refuse_stateful_layers
 from duoka.frameworks.keras.saving import save_once
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables
@@ -30,6 +31,7 @@ from duoka.frameworks.keras.state import KerasState
 from duoka.frameworks.keras.step_placement import log_fit_placement
 from duoka.frameworks.keras.steps import Progress, Steps
 from duoka.frameworks.keras.terms import Terms
+from duoka.frameworks.keras.trainings import Trainings
 from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 from duoka.frameworks.placement_log import PlacementLog
@@ -64,6 +66,7 @@ class Attachment:
         share_reading: bool | None = None,
         readings: Kept[SharedReading],
         checks: Checks,
+        trainings: Trainings,
         placement_log: PlacementLog | None = None,
     ) -> None:
         self._model, self._collective = model, collective
@@ -73,7 +76,7 @@ class Attachment:
         self._sync_batchnorm, self._share_reading, self._readings = sync_batchnorm, share_reading, readings
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
-        self._checks = checks
+        self._checks, self._trainings = checks, trainings
         self._equality = Equality(model, collective, self._check)
         self._own_test_function: Any = None  # this worker's
         self._shared_test_function: Any = None
@@ -100,6 +103,9 @@ class Attachment:
 
     def make_test_function(self, force: bool = False) -> Any:
         model = self._model
+        if self._is_validating and self._trainings.is_led:
+            model.test_function = make_reading(model.steps_per_execution)
+            return model.test_function
         if model.test_function is None or force:  # compiled anew
             self._own_test_function = self._shared_test_function = None
         if self._is_validating:
@@ -129,7 +135,12 @@ class Attachment:
         self._is_fitting = True
         try:
             with naming(x), writing_once([*callbacks, *more], self._is_main), self._sharing(x):
-                return type(self._model).fit(self._model, **arguments)
+                return self._trainings.run(
+                    self._model,
+                    (x, arguments.get("validation_data")),
+                    lambda: type(self._model).fit(self._model, **arguments),
+                    has_own_steps=arguments.get("steps_per_epoch") is not None,
+                )
         finally:
             self._is_fitting = False
             if is_list:
@@ -138,7 +149,11 @@ class Attachment:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """`fit` says with an argument of its own that it is the one who calls; it does so on all workers."""
         if not kwargs.get("_use_cached_eval_dataset"):
-            return self._run_alone("evaluate", args, kwargs)
+            if self._is_fitting:
+                return self._run_alone("evaluate", args, kwargs)
+            return self._trainings.evaluate(lambda: self._run_alone("evaluate", args, kwargs))
+        if self._trainings.reads_nothing:
+            return {}
         self._is_validating = True
         try:
             with naming(kwargs.get("x", args[0] if args else None)):
@@ -205,7 +220,15 @@ class Attachment:
         prepare = None if restarting is None else restarting.with_own_threads
 
         def make() -> SharedReading:
-            return SharedReading(self._collective, self._memory, source, self._tell, restarts=restarts, prepare=prepare)
+            return SharedReading(
+                self._collective,
+                self._memory,
+                source,
+                self._tell,
+                restarts=restarts,
+                prepare=prepare,
+                is_led=lambda: self._trainings.is_led,
+            )
 
         return self._readings.of(x, make).watching(x)
 
@@ -256,11 +279,17 @@ class Attachment:
 
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
             first = self._build(next(batches))
+            if is_training:
+                is_over, state = self._trainings.meet(self._model, state, self._keep_equal)
+            if is_training and is_over:
+                skip(batches, num_batches - 1)
+                return self._trainings.logs_of_before(self._model), state
             with log_fit_placement(log, self._model, lambda: backend.programs, lambda: course.state):
-                logs = course.run(first, self._keep_equal(state) if is_training else state)
-            for batch in _some(batches, num_batches - 1):
+                logs = course.run(first, state)
+            for batch in some(batches, num_batches - 1):
                 logs = course.run(batch, self._keep_equal(course.state) if is_training else course.state)
             if is_training:
+                self._trainings.note_logs(self._model, logs)
                 self._equality.see_batch(course.state, is_fitting=self._is_fitting)
             return logs, course.state
 
@@ -301,12 +330,3 @@ class Attachment:
 
 def is_attached(model: Any) -> bool:
     return _SHADOWED[0] in model.__dict__
-
-
-def _some(batches: Any, count: int) -> Any:
-    """Up to so many more: the last execution of an epoch may have fewer."""
-    for _ in range(count):
-        try:
-            yield next(batches)
-        except StopIteration:
-            return

@@ -11,6 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,15 @@ def take_states_from_first(collective: Collective, generators: tuple[Generator, 
             generator.write(take_from_first(collective, state, "of the state of a generator"))
 
 
-def _read_python() -> Array:
-    _, words, spare = random.getstate()
+def read_random(source: Any) -> Array:
+    """The state of a `random.Random`, or of the module."""
+    _, words, spare = source.getstate()
     return _join(np.array(words, np.uint32), [spare is not None, spare or 0.0])
 
 
-def _write_python(data: Array) -> None:
+def write_random(source: Any, data: Array) -> None:
     words, (has_spare, spare) = _split(data, _PYTHON_WORDS)
-    random.setstate((3, tuple(int(word) for word in words), spare if has_spare else None))
+    source.setstate((3, tuple(words.tolist()), spare if has_spare else None))
 
 
 def _read_numpy() -> Array:
@@ -88,7 +90,7 @@ def _split(data: Array, num_words: int) -> tuple[Array, list[float]]:
 
 # Before a training all of them; between epochs only PyTorch's: the others may be in use by threads that read ahead.
 AT_THE_START = (
-    Generator(_read_python, _write_python),
+    Generator(partial(read_random, random), partial(write_random, random)),
     Generator(_read_numpy, _write_numpy),
     Generator(_read_torch, _write_torch),
 )

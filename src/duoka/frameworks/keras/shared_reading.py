@@ -51,10 +51,11 @@ class SharedReading:
         *,
         restarts: bool,
         prepare: Callable[[Any], Any] | None = None,
+        is_led: Callable[[], bool] = lambda: False,
     ) -> None:
         """`restarts`: every run through it is the same whatever was read before. `prepare` is for tf.data datasets."""
         self._collective, self._memory, self._source, self._tell = collective, memory, source, tell
-        self._prepare = prepare
+        self._prepare, self._is_led = prepare, is_led
         # A dataset of tf.data draws the seeds of shuffles when its iterator is made, which TensorFlow does at once.
         self._must_look = not (restarts and keras.backend.backend() == "tensorflow")
         self._num_taken, self._decide_at = 0, _DECIDE_AT
@@ -118,6 +119,8 @@ class SharedReading:
 
     def take(self, stream: Stream) -> Any:
         """The next global batch, the same on all workers."""
+        if self._is_led():  # to a saved batch: nothing is trained, so that nothing can be compared with a step
+            return self._read(stream)
         is_measured = not self._is_decided and self._num_taken >= self._decide_at - _NUM_MEASURED
         if is_measured:
             self._cost.begin(stream)

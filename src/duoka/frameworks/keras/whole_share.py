@@ -42,7 +42,7 @@ class WholeShareSteps:
         self._wire = Wire(
             collective,
             why_lost="in whole-share mode a step exchanges in its middle, so that lost rows cannot be computed again.",
-            do_when_lost="start again from the last checkpoint (keras.callbacks.BackupAndRestore writes one).",
+            do_when_lost="keep checkpoints (strategy.checkpoint): then the run goes back to the last one by itself.",
         )
         self._backend: ShareBackend = load_share_backend()(model, self._wire, tell, sync_batchnorm=sync_batchnorm)
         tell(

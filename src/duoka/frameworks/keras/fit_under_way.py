@@ -1,0 +1,170 @@
+"""One `fit`, as Keras runs it: which epoch, which batch; and its callbacks, which are silent where it is led."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from keras import callbacks as kinds
+
+from duoka.frameworks.keras.callback_state import CallbackStates, refuse_backups
+from duoka.frameworks.keras.capture import capture_generators, restore_generators
+from duoka.frameworks.replacing import replacing
+
+_SILENT = (
+    *("on_epoch_end", "on_train_batch_end", "on_train_end"),
+    *("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end"),
+)
+Record = dict[str, Any]
+
+
+class Calls:
+    """Of train functions, since the beginning of a run, whether it was this process that made them or not."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class FitUnderWay:
+    def __init__(
+        self,
+        model: Any,
+        calls: Calls,
+        kept: tuple[Record | None, Record | None],
+        is_main: Callable[[], bool],
+        *,
+        is_stream: bool,
+        can_leap: bool,
+    ) -> None:
+        """`kept` is what a saved state knows of it: one that is over, or the one to go on with."""
+        self.model, self.first_call, self._calls = model, calls.count, calls
+        self.record, self._next = kept
+        self._is_main, self._is_stream, self._can_leap = is_main, is_stream, can_leap
+        self.epoch = self.batch = 0
+        self._epoch_call, self._epoch_generators = calls.count, capture_generators()
+        self.is_silent = self.record is not None or self._next is not None
+        self._list: Any = None
+        self._states: CallbackStates | None = None
+
+    @property
+    def is_over_already(self) -> bool:
+        return self.record is not None
+
+    @property
+    def reads_nothing(self) -> bool:
+        """It is over, and what it read leaves no trace: the first batch builds the model, and that is all."""
+        return self.record is not None and not self._is_stream
+
+    # Callbacks.
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around Keras's `fit`, which makes a list of callbacks, or takes the user's."""
+        begin = kinds.CallbackList.on_train_begin
+
+        def on_train_begin(callbacks: Any, logs: Any = None) -> None:
+            if self._list is None:
+                self._begin(callbacks, lambda: begin(callbacks, logs))
+            else:
+                begin(callbacks, logs)
+
+        former_epoch = self.model._initial_epoch
+        with replacing([(kinds.CallbackList, "on_train_begin", on_train_begin)]):
+            try:
+                yield
+            finally:
+                self.model._initial_epoch = former_epoch
+                if self._list is not None:
+                    for name in (*_SILENT, "on_epoch_begin", "on_train_batch_begin"):
+                        vars(self._list).pop(name, None)
+
+    def _begin(self, callbacks: Any, begin: Callable[[], None]) -> None:
+        self._list, self._states = callbacks, CallbackStates(callbacks.callbacks)
+        if self.is_silent:
+            refuse_backups(callbacks.callbacks)
+        if self.record is None:
+            saved = [] if self._next is None else self._next["callbacks"]
+            with self._states.going_on(saved, self._is_main()):
+                begin()
+            self._states.begin()
+        self._watch(callbacks)
+        if self._next is not None:
+            self._leap()
+
+    def _leap(self) -> None:
+        """Epochs that are over need not be read again where nothing is kept between them but the generators' state."""
+        assert self._next is not None
+        if self._next["epoch"] and self._can_leap and not self._is_stream:
+            self.model._initial_epoch = self._next["epoch"]
+            self._calls.count = self._next["epoch_call"]
+
+    def _watch(self, callbacks: Any) -> None:
+        attributes, own = vars(callbacks), type(callbacks)
+        for name in _SILENT:
+            attributes[name] = self._if_heard(getattr(own, name).__get__(callbacks))
+
+        def on_epoch_begin(epoch: int, logs: Any = None) -> None:
+            self.epoch, self.batch = epoch, 0
+            if not self.is_silent:
+                own.on_epoch_begin(callbacks, epoch, logs)
+            elif self._next is not None and epoch == self._next["epoch"]:
+                restore_generators(self._next["epoch_generators"])
+            self._epoch_call, self._epoch_generators = self._calls.count, capture_generators()
+
+        def on_train_batch_begin(batch: int, logs: Any = None) -> None:
+            self.batch = batch
+            if not self.is_silent:
+                own.on_train_batch_begin(callbacks, batch, logs)
+
+        attributes["on_epoch_begin"], attributes["on_train_batch_begin"] = on_epoch_begin, on_train_batch_begin
+
+    def _if_heard(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if self.is_silent else method(*args, **kwargs)
+
+        return run
+
+    # On the way to a saved batch, and from there.
+
+    def leave_out(self) -> None:
+        """A batch was read and not trained on. What is over already is left where it ended."""
+        if self.record is not None:
+            last = 1 if self.reads_nothing else self.record["num_calls"]
+            if self._calls.count - self.first_call >= last:
+                self.model.stop_training = True
+
+    def arrive(self, saved: Record) -> None:
+        """The next batch is the first one of this process."""
+        self.is_silent = False
+        if self._states is not None:
+            self._states.restore(saved["callbacks"])
+        for bar in self._list_callbacks(kinds.ProgbarLogger):
+            bar.on_epoch_begin(self.epoch)
+        self._epoch_call, self._epoch_generators = saved["epoch_call"], saved["epoch_generators"]
+
+    def end_again(self) -> None:
+        if self._states is not None and self.record is not None:
+            self._states.restore(self.record["callbacks"])
+
+    def _list_callbacks(self, kind: type) -> list[Any]:
+        return [] if self._list is None else [each for each in self._list.callbacks if isinstance(each, kind)]
+
+    # What is saved of it.
+
+    def capture(self, tell: Callable[[str], None]) -> Record:
+        """At a border. Callbacks that run in the background have come to their end then."""
+        if self._list is not None:
+            refuse_backups(self._list.callbacks)
+            self._list._flush_futures()
+        return {
+            "callbacks": [] if self._states is None else self._states.capture(tell),
+            "epoch": self.epoch,
+            "epoch_call": self._epoch_call,
+            "epoch_generators": self._epoch_generators,
+        }
+
+    def end(self, tell: Callable[[str], None]) -> Record:
+        """It is over, and will be left out by a run that goes on."""
+        callbacks = [] if self._states is None else self._states.capture(tell, is_over=True)
+        return {"calls": self._calls.count, "num_calls": self._calls.count - self.first_call, "callbacks": callbacks}

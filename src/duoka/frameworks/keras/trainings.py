@@ -1,0 +1,235 @@
+"""Where a script is in its trainings: which `fit`, which batch of it. A script that is run again is led there.
+
+It begins at its top. A `fit` that is over is not trained again, and gives its history; the one under way goes through
+Keras's own loop, reads its data in the same order, and neither trains nor calls callbacks before the saved batch. So it
+is the same batch whatever the data come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from duoka.errors import CheckpointError
+from duoka.frameworks.keras.capture import Models, capture_generators, restore_generators
+from duoka.frameworks.keras.fit_under_way import Calls, FitUnderWay
+from duoka.frameworks.keras.source import source_of
+
+if TYPE_CHECKING:
+    from duoka.strategies.borders import Borders
+    from duoka.strategies.strategy import Restorable
+
+Compare = Callable[[Any], Any]
+_PLACE = ("fits", "calls", "is_open")
+
+
+class _Led(Exception):
+    """A border was left for another one."""
+
+
+class Trainings:
+    """Of all models of a strategy. A call is one of a train function: by `fit`, or by `train_on_batch`."""
+
+    def __init__(self, adapter: Restorable, borders: Borders, tell: Callable[[str], None], is_main: Callable[[], bool]):
+        self._adapter, self._borders, self._tell, self._is_main = adapter, borders, tell, is_main
+        self.models = Models()
+        self.fit: FitUnderWay | None = None
+        self._num_fits, self._calls = 0, Calls()
+        self._over: list[dict[str, Any]] = []  # what is known of each fit that is over
+        self._results: dict[str, Any] = {}  # of `evaluate` outside of fit
+        self._num_evaluations = 0  # since the last call
+        self._logs: dict[str, dict[str, Any]] = {}  # of the last train_on_batch, by the number of the model
+        self._saved: dict[str, Any] | None = None  # a state that the script is on its way to
+        self._under_way: tuple[Any, Any] | None = None  # at a border: the model, and JAX's state
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the script is on its way to a saved place: nothing is trained before."""
+        return self._saved is not None
+
+    @property
+    def reads_nothing(self) -> bool:
+        return self.fit is not None and self.fit.reads_nothing
+
+    # The state.
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"fits": self._num_fits, "calls": self._calls.count, "is_open": self.fit is not None}
+
+    def capture(self) -> dict[str, Any]:
+        model, state = self._under_way or (None, None)
+        fit = None if self.fit is None else self.fit.capture(self._tell)
+        if model is not None:
+            self.models.add(model)
+        return {
+            "epoch": 0 if self.fit is None else self.fit.epoch,
+            "position": [] if self.fit is None else [{"passes": self.fit.epoch, "batches": self.fit.batch}],
+            "trainings": self._place | {"over": self._over, "fit": fit, "results": self._results},
+            "logs": keras.tree.map_structure(float, self._logs),
+            "models": self.models.capture(model, state),
+            "generators": capture_generators(),
+        }
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Lead the script to this state; it may be there already."""
+        self._saved = saved
+        if self._is_here() and self._under_way is not None:
+            model, state = self._under_way
+            self._under_way = model, self._arrive(model, state)
+        elif self._is_here() and self.fit is None and not self._num_fits and not self._calls.count:
+            self._arrive()  # nothing was trained before it was saved
+
+    def _is_here(self) -> bool:
+        assert self._saved is not None
+        return all(self._place[name] == self._saved["trainings"][name] for name in _PLACE)
+
+    def _arrive(self, model: Any = None, state: Any = None) -> Any:
+        assert self._saved is not None
+        saved, self._saved = self._saved, None
+        state = self.models.restore(saved["models"], model, state)
+        self._over, self._results = saved["trainings"]["over"], saved["trainings"]["results"]
+        self._logs = saved["logs"]
+        if self.fit is not None:
+            self.fit.arrive(saved["trainings"]["fit"])
+        restore_generators(saved["generators"])
+        return state
+
+    # Calls of train functions.
+
+    def meet(self, model: Any, state: Any, compare: Compare = lambda state: state) -> tuple[bool, Any]:
+        """A batch is there to be trained on: says whether it was before, and gives the state to go on with.
+
+        `compare` looks whether workers are equal, and gives the state, mended where it has to be.
+        """
+        if self.fit is not None and self.fit.model is not model:
+            return False, compare(state)  # a callback that trains another model
+        self.models.add(model)
+        if self._saved is None and self.fit is None:
+            self._borders.at_start(self._adapter)
+        while self._saved is None or self._is_here():
+            if self._saved is not None:
+                state = self._arrive(model, state)
+            with suppress(_Led):
+                state = self._come_by_border(model, state, compare)
+                self._count()
+                return False, state
+        return True, self._leave_out(model, state)
+
+    def _come_by_border(self, model: Any, state: Any, compare: Compare) -> Any:
+        self._under_way = model, state
+
+        def compare_here() -> None:
+            if self._saved is not None:
+                raise _Led  # this worker has just joined the others, who are further: they compare at their batch
+            assert self._under_way is not None
+            self._under_way = model, compare(self._under_way[1])
+
+        try:
+            self._borders.at_border(self._adapter, compare_here)
+            return self._under_way[1]
+        finally:
+            self._under_way = None
+
+    def _leave_out(self, model: Any, state: Any) -> Any:
+        self._count()
+        self._refuse_past()
+        if self.fit is not None:
+            self.fit.leave_out()
+        elif self._is_here():
+            state = self._arrive(model, state)
+        return state
+
+    def _count(self) -> None:
+        self._calls.count += 1
+        self._num_evaluations = 0
+
+    def note_logs(self, model: Any, logs: dict[str, Any]) -> None:
+        if self.fit is None:
+            self._logs[self.models.number(model)] = logs
+
+    def logs_of_before(self, model: Any) -> dict[str, Any]:
+        """For a train_on_batch that is left out: the numbers of the last one that was saved."""
+        known = self._logs if self._saved is None else self._saved["logs"]
+        return {} if self.fit is not None else dict(known.get(self.models.number(model), {}))
+
+    def _refuse_past(self) -> None:
+        saved = {} if self._saved is None else self._saved["trainings"]
+        if saved and (self._num_fits, self._calls.count) > (saved["fits"], saved["calls"]):
+            raise CheckpointError(
+                f"The script trains otherwise than when it was saved: {self._calls.count} batches in {self._num_fits}"
+                f" calls of fit are over, and it was saved after {saved['calls']} in {saved['fits']}.",
+                why="a run that goes on comes through the same calls of fit with the same data.",
+                do="change nothing before the place where it was, or begin a new run in another directory.",
+            )
+
+    # Calls of fit.
+
+    def run(self, model: Any, sources: Sequence[Any], train: Callable[[], Any], *, has_own_steps: bool) -> Any:
+        """One `fit`; `sources` are what it trains on and validates with. `has_own_steps`: see steps_per_epoch."""
+        if self.fit is not None:
+            return train()  # by a callback of another one
+        if self._saved is None:
+            self._borders.at_start(self._adapter)
+        self._num_fits += 1
+        is_stream = any(source_of(source).is_stream for source in sources)
+        # With steps of its own an epoch of arrays begins where the last one ended.
+        fit = self.fit = FitUnderWay(
+            model, self._calls, self._kept(), self._is_main, is_stream=is_stream, can_leap=not has_own_steps
+        )
+        try:
+            with fit.watching():
+                history = train()
+        finally:
+            self.fit = None
+        self.models.add(model)
+        if fit.is_over_already:
+            self._end_again(fit)
+        else:
+            self._refuse_end(fit)
+            self._over.append(fit.end(self._tell) | {"generators": capture_generators()})
+            self._borders.at_end(self._adapter)
+        return history
+
+    def _kept(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """What is known of the next fit: if it is over, and if it is the one under way."""
+        saved = {} if self._saved is None else self._saved["trainings"]
+        over = saved.get("over", [])
+        number = self._num_fits
+        is_next = bool(saved) and saved["is_open"] and saved["fits"] == number
+        return over[number - 1] if number <= len(over) else None, saved["fit"] if is_next else None
+
+    def _end_again(self, fit: FitUnderWay) -> None:
+        assert self._saved is not None and fit.record is not None
+        self._calls.count = fit.record["calls"]
+        fit.end_again()
+        if self._is_here():
+            self._arrive()
+        else:
+            self.models.restore_one(self._saved["models"], fit.model)
+            restore_generators(fit.record["generators"])
+
+    def _refuse_end(self, fit: FitUnderWay) -> None:
+        if self._saved is not None:
+            raise CheckpointError(
+                f"A fit of {fit.model.name} was saved after {self._saved['trainings']['calls'] - fit.first_call}"
+                f" batches, and ends here after {self._calls.count - fit.first_call}.",
+                why="it has fewer epochs here, or fewer data.",
+                do="give it the same data, and at least as many epochs; or begin a new run in another directory.",
+            )
+
+    # Evaluations between trainings.
+
+    def evaluate(self, run: Callable[[], Any]) -> Any:
+        """By the script: one that is over by now gives what it gave then. Its model has other weights by now."""
+        key = f"{self._num_fits} {self._calls.count} {self._num_evaluations}"
+        self._num_evaluations += 1
+        if self._saved is not None and key in self._saved["trainings"]["results"]:
+            return self._saved["trainings"]["results"][key]
+        result = run()
+        if self._saved is None:
+            self._results[key] = keras.tree.map_structure(float, result)
+        return result

@@ -1,0 +1,135 @@
+"""A Keras script with checkpoints, to be ended in every way: two calls of `fit`, and what is between them.
+
+KERAS_BACKEND=torch python tests/process/keras_checkpoints.py '{"workers": 2, "directory": "saved", "seconds": 0.1}'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import duoka
+
+given = json.loads(sys.argv[1])
+# Before Keras is imported: the process becomes the supervisor here, which has no use for it.
+strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0))
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers  # noqa: E402
+
+
+class Counter(keras.callbacks.Callback):
+    """A user's own: it counts, draws, and says how far it is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.batches, self.drawn, self.notes = name, 0, 0.0, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.drawn += np.random.rand()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        self.notes.append((self.batches, batch, round(float(logs["loss"]), 6)))
+        strategy.print(f"did {self.name} {self.batches} {batch}", flush=True)
+        time.sleep(given.get("seconds", 0))
+
+
+class Rows(keras.utils.PyDataset):
+    """Shuffles itself with a generator of its own."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y, self.chance = x, y, np.random.default_rng(5)
+        self.order = self.chance.permutation(len(x))
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        rows = self.order[index * 8 : index * 8 + 8]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self):
+        self.order = self.chance.permutation(len(self.x))
+
+
+def make(width: int) -> keras.Model:
+    model = keras.Sequential([layers.Dense(width, "relu"), layers.BatchNormalization(), layers.Dropout(0.3)])
+    model.add(layers.Dense(1))
+    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=5)
+    model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=given.get("steps_per_execution", 1))
+    return model
+
+
+def draw_source(kind: str, x, y):
+    """What `fit` trains on: `kind` is one of arrays, rows, dataset, loader, generator."""
+    if kind == "rows":
+        return {"x": Rows(x, y)}
+    if kind == "dataset":
+        import tensorflow as tf
+
+        return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=3).batch(8)}
+    if kind == "loader":
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        data = TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
+        return {"x": DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(7))}
+    if kind == "generator":
+
+        def draw():
+            chance = np.random.default_rng(9)
+            while True:
+                rows = chance.integers(0, len(x), 7)
+                yield x[rows], y[rows]
+
+        return {"x": draw(), "steps_per_epoch": 7}
+    return {"x": x, "y": y, "batch_size": 8}
+
+
+def main() -> None:
+    keras.utils.set_random_seed(3)
+    x, y = np.random.rand(50, 8).astype("float32"), np.random.rand(50, 1).astype("float32")
+    with strategy.scope():
+        model = make(given.get("width", 16))
+    if "directory" in given:
+        strategy.checkpoint(given["directory"], every_steps=3)
+    seen = []
+    for number, kind in enumerate(given.get("kinds", ["arrays", "arrays"])):
+        callbacks = [
+            Counter(f"fit{number}"),
+            keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=0.001, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05, cooldown=1),
+            keras.callbacks.CSVLogger(os.path.join(given.get("folder", "."), f"log{number}.csv")),
+        ]
+        history = model.fit(
+            **draw_source(kind, x, y),
+            epochs=given.get("epochs", 4),
+            validation_data=(x[:13], y[:13]),
+            verbose=0,
+            callbacks=callbacks,
+        )
+        score = model.evaluate(x, y, verbose=0)
+        counter, stopping, *_ = callbacks
+        seen.append([history.history, history.epoch, score, float(np.random.rand())])
+        seen.append(
+            [counter.batches, counter.drawn, counter.notes, stopping.best, stopping.wait, stopping.stopped_epoch]
+        )
+    digest = hashlib.sha256()
+    for variable in (*model.variables, *model.optimizer.variables):
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
+    digest.update(json.dumps(seen).encode())
+    if given.get("verbose"):
+        strategy.print("seen", json.dumps(seen))
+    strategy.print("hash", digest.hexdigest(), strategy.step, seen[-2][:2], flush=True)
+
+
+main()

@@ -1,0 +1,133 @@
+"""Runs of Keras's `fit` that are ended in every way, and go on from their checkpoints with the bits of a calm one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.scripts import PYTHON, Ended, Run
+
+pytestmark = [pytest.mark.timeout(400)]
+SCRIPT = Path(__file__).with_name("keras_checkpoints.py")
+LEAVES = ("torchinductor", "__autograph_generated_file")  # empty folders of PyTorch's, what TensorFlow compiles
+BACKENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax", "tensorflow")]
+
+
+def start(place: Path, backend: str, log: str = "logs", **given) -> Run:
+    (place / log).mkdir(exist_ok=True)
+    given |= {"folder": str(place / log)}
+    env = {"DUOKA_RESPAWN": "0", "KERAS_BACKEND": backend}
+    return Run(place, [*PYTHON, str(SCRIPT), json.dumps(given)], env=env)
+
+
+def hash_of(ended: Ended) -> str:
+    assert ended.code == 0, ended.err[-3000:]
+    return next(line for line in ended.out.splitlines() if line.startswith("hash"))
+
+
+def newest(directory: Path) -> Path:
+    return max((directory / "saved").glob("step-*"))
+
+
+def kill_all(run: Run) -> None:
+    for pid in run.workers().values():
+        os.kill(pid, signal.SIGKILL)
+    ended = run.finish(30, LEAVES)
+    assert ended.code == 137 and "no worker is left" in ended.err, ended.err
+
+
+@pytest.mark.torch
+def test_a_fit_whose_workers_are_all_killed_goes_on_to_the_bits_of_a_calm_one(tmp_path):
+    calm = hash_of(start(tmp_path, "torch", log="calm", workers=1, epochs=3).finish(120, LEAVES))
+    given = {"directory": str(tmp_path / "saved"), "epochs": 3}
+
+    run = start(tmp_path, "torch", workers=2, seconds=0.1, **given)
+    run.wait_for("did fit0 18 ", timeout_s=90)
+    kill_all(run)
+
+    ended = start(tmp_path, "torch", workers=3, **given).finish(120, LEAVES)
+    assert hash_of(ended) == calm
+    assert "resumed from" in ended.err and "did fit0 14 " not in ended.out and "did fit0 20 " in ended.out
+    compare_logs(tmp_path)
+
+
+def compare_logs(place: Path) -> None:
+    """Each epoch has its line, once."""
+    for log in ("log0.csv", "log1.csv"):
+        assert (place / "logs" / log).read_text() == (place / "calm" / log).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fit_that_is_ended_in_every_way_goes_on_to_the_bits_and_the_history_of_a_calm_one(backend, tmp_path):
+    calm = hash_of(start(tmp_path, backend, log="calm", workers=2).finish(120, LEAVES))
+    given = {"directory": str(tmp_path / "saved"), "seconds": 0.1}
+
+    run = start(tmp_path, backend, workers=2, **given)  # all workers are killed, in the first fit
+    run.wait_for("did fit0 18 ", timeout_s=90)
+    kill_all(run)
+
+    run = start(tmp_path, backend, workers=1, **given)  # preempted in the second one, on another number of workers
+    run.wait_for("did fit1 5 ", timeout_s=90)
+    run.signal(signal.SIGTERM)
+    ended = run.finish(30, LEAVES)
+    assert ended.code == 143, ended.err
+    assert "resumed from" in ended.err and "is saved in" in ended.err and "did fit0 1 " not in ended.out, ended.err
+    saved = int(newest(tmp_path).name.removeprefix("step-"))
+
+    run = start(tmp_path, backend, workers=3, **given)  # the supervisor is killed
+    run.wait_for("did fit1 12 ", timeout_s=90)
+    run.signal(signal.SIGKILL)
+    run.process.wait(10)
+    assert run.wait_until_all_are_gone(5) < 5
+    assert f"step {saved}, epoch" in run.err and "did fit0" not in run.out and "did fit1 4 " not in run.out
+
+    ended = start(tmp_path, backend, workers=2, directory=given["directory"]).finish(120, LEAVES)
+    assert hash_of(ended) == calm
+    compare_logs(tmp_path)
+    again = start(tmp_path, backend, log="again", workers=1, directory=given["directory"]).finish(60, LEAVES)
+    assert hash_of(again) == calm and "did" not in again.out  # a finished run trains no more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "kinds"),
+    [
+        pytest.param("torch", ["loader", "generator", "rows"], marks=pytest.mark.torch),
+        pytest.param("jax", ["rows", "arrays", "generator"], marks=pytest.mark.jax),
+        pytest.param("tensorflow", ["dataset", "rows", "dataset"], marks=pytest.mark.tensorflow),
+    ],
+)
+def test_every_source_of_batches_goes_on_with_the_next_one(backend, kinds, tmp_path):
+    calm = hash_of(start(tmp_path, backend, log="calm", workers=1, kinds=kinds).finish(120, LEAVES))
+    given = {"directory": str(tmp_path / "saved"), "kinds": kinds}
+    for number, (workers, place) in enumerate([(2, "fit1 12 "), (1, "fit2 10 ")]):
+        run = start(tmp_path, backend, workers=workers, seconds=0.1, **given)
+        run.wait_for(f"did {place}", timeout_s=90)
+        kill_all(run)
+        assert ("resumed from" in run.err) == (number > 0)
+    assert hash_of(start(tmp_path, backend, workers=2, **given).finish(120, LEAVES)) == calm
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_another_model_seed_number_of_replicas_or_backend_is_refused_with_the_difference(tmp_path):
+    given = {"directory": str(tmp_path / "saved"), "workers": 1}
+    assert start(tmp_path, "torch", **given).finish(120, LEAVES).code == 0
+    for other, words in (
+        (
+            {"width": 5},
+            "sequential/dense/kernel is (8, 5) float32 here, and sequential/dense/kernel (8, 16) float32 saved",
+        ),
+        ({"seed": 3}, "is of a run with seed=0; this one has seed=3"),
+        ({"replicas": 2}, "is of a run with replicas=4; this one has replicas=2"),
+        ({"replicas": 1}, "There is nothing to save yet"),
+    ):
+        ended = start(tmp_path, "torch", **{**given, **other}).finish(60, LEAVES)
+        assert ended.code == 1 and words in ended.err, ended.err
+    ended = start(tmp_path, "jax", **given).finish(60, LEAVES)
+    assert ended.code == 1 and "is one of keras on torch, and this run is keras on jax" in ended.err, ended.err
