@@ -114,7 +114,17 @@ def kill_all(run: Run, after: str) -> None:
     assert ended.code == 137 and "no worker is left" in ended.err, ended.err
 
 
-def test_loops_that_are_ended_go_on_to_the_bits_of_a_calm_one_on_other_numbers_of_workers(tmp_path):
+def test_a_loop_whose_workers_were_all_killed_goes_on_to_the_bits_of_a_calm_one_on_another_number_of_them(tmp_path):
+    calm = hash_of(start(tmp_path, workers=1).finish(90, LEAVES))
+    kill_all(start(tmp_path, workers=2, directory="../saved", seconds=0.1), "did 10 ")
+    ended = start(tmp_path, workers=1, directory="../saved").finish(90, LEAVES)
+    assert hash_of(ended) == calm
+    assert "resumed from" in ended.err and "training held up for" in ended.err
+    assert "did 10 2 " in ended.out and "did 9 " not in ended.out, ended.out
+
+
+@pytest.mark.slow
+def test_loops_that_are_ended_in_turns_go_on_to_the_bits_of_a_calm_one_on_other_numbers_of_workers(tmp_path):
     calm = hash_of(start(tmp_path, workers=2).finish(90, LEAVES))
     given = {"directory": "../saved", "seconds": 0.1}
     kill_all(start(tmp_path, workers=2, **given), "did 10 ")

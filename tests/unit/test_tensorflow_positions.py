@@ -20,8 +20,8 @@ class Hooks:
     def __init__(self):
         self.lost = []
 
-    def begin_loop(self):
-        pass
+    def begin_loop(self, source):
+        return True
 
     def begin_step(self, walk):
         pass

@@ -125,6 +125,13 @@ class Joining:
     def end_step(self) -> None:
         self._answers.is_in_step = False
 
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """A step of the loop body under way ends, and another one of the same body follows: that is no border."""
+        is_in_step = self._answers.is_in_step
+        yield
+        self._answers.is_in_step = is_in_step
+
     def _let_join(self, offer: Offer, give: Hand) -> None:
         collective = self._collective
         collective.release()

@@ -28,3 +28,24 @@ def capture_python(source: Source) -> list[Any]:
 def restore_python(source: Source, state: list[Any]) -> None:
     version, words, last, gauss = state
     source.setstate((version, (*words.tolist(), last), gauss))
+
+
+def as_plain(state: Any) -> Any:
+    """The same without arrays, as JSON has it."""
+    if isinstance(state, np.ndarray):
+        return {"array": state.tolist(), "dtype": state.dtype.name}
+    if isinstance(state, dict):
+        return {name: as_plain(part) for name, part in state.items()}
+    return [as_plain(part) for part in state] if isinstance(state, list) else state
+
+
+def from_plain(state: Any) -> Any:
+    """
+    >>> from_plain(as_plain({"key": np.array([1, 2], np.uint32), "gauss": None}))
+    {'key': array([1, 2], dtype=uint32), 'gauss': None}
+    """
+    if isinstance(state, dict) and state.keys() == {"array", "dtype"}:
+        return np.array(state["array"], state["dtype"])
+    if isinstance(state, dict):
+        return {name: from_plain(part) for name, part in state.items()}
+    return [from_plain(part) for part in state] if isinstance(state, list) else state

@@ -13,8 +13,9 @@ from duoka.collectives.packing import Packing
 
 
 class Memory:
-    def __init__(self, collective: Collective) -> None:
-        self._collective = collective
+    def __init__(self, collective: Collective, name: str = "") -> None:
+        """With a name, it does not matter in which order a worker comes to need buffers: one that joins later."""
+        self._collective, self._name = collective, name
         self.places: list[Array] = []  # two that all workers see, used in turn by one who writes
         self._buffers: dict[tuple[int, int, np.dtype[Any]], Buffer] = {}
 
@@ -23,7 +24,7 @@ class Memory:
         for place, (dtype, count) in enumerate(packing.sizes.items()):
             key = place, count, dtype
             if key not in self._buffers:
-                self._buffers[key] = self._collective.buffer(count, dtype)
+                self._buffers[key] = self._collective.buffer(count, dtype, self._name and f"{self._name} {place}")
             found.append(self._buffers[key])
         return found
 

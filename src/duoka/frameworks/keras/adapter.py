@@ -198,6 +198,4 @@ class KerasAdapter:
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> KerasAdapter:
-    if collective.joining is not None:
-        collective.joining.refuse("Keras's fit cannot take in a worker yet")
     return KerasAdapter(collective, device, options)

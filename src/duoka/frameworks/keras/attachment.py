@@ -92,6 +92,8 @@ class Attachment:
 
     def make_train_function(self, force: bool = False) -> Any:
         """What `fit` and `train_on_batch` call before they train."""
+        if self._collective.joining is not None:
+            self._collective.joining.refuse("Keras's fit cannot take in a worker yet")
         is_new = self._model.train_function is None or force
         self._has_agreed = self._has_agreed and not is_new
         if keras.backend.backend() != "tensorflow":

@@ -13,6 +13,7 @@ from duoka.frameworks import generators
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.tensorflow.loader import Source
 from duoka.frameworks.tensorflow.roster import Roster
+from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.turns import Progress
 
 FRAMEWORK = "tensorflow"
@@ -21,11 +22,14 @@ FRAMEWORK = "tensorflow"
 class Capture:
     """Takes a run's state apart, and puts it together again."""
 
-    def __init__(self, progress: Progress, checks: Checks, agreed: dict[int, Any], epochs: Epochs) -> None:
-        self._progress, self._checks, self.epochs = progress, checks, epochs
+    def __init__(
+        self, progress: Progress, checks: Checks, agreed: dict[int, Any], epochs: Epochs, trained: Trained
+    ) -> None:
+        self._progress, self._checks, self.epochs, self._trained = progress, checks, epochs, trained
         self._agreed = agreed  # variables that are known to be the same on all workers
         self._agreed_names: set[str] = set()
         self.roster = Roster(self._note_agreed)
+        trained.names = self.roster
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
         self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
@@ -60,6 +64,26 @@ class Capture:
                 source.passes.begin_epoch()
             self._epoch_start = {"datasets": self._num_added, "generators": capture_generators()}
 
+    # What newcomers are told before they are given the rest.
+
+    def number_of(self, source: Source) -> int:
+        return next(n for n, other in zip(self._numbers, self.sources, strict=True) if other is source)
+
+    def describe_epoch(self) -> dict[str, Any]:
+        """Where the epoch under way began, as JSON has it."""
+        positions = {str(n): source.capture() for n, source in zip(self._numbers, self.sources, strict=True)}
+        return {"start": generators.as_plain(self._epoch_start), "positions": positions}
+
+    def resume_epoch(self, start: dict[str, Any], positions: dict[str, Any]) -> None:
+        self._epoch_start = generators.from_plain(start)
+        for number, source in zip(self._numbers, self.sources, strict=True):
+            if str(number) in positions:
+                source.resume(positions.pop(str(number)))
+        self._positions = {int(number): position for number, position in positions.items()}
+
+    def count(self, step: int, batch: int) -> None:
+        self._progress.step, self.batch = step, batch
+
     # All of it.
 
     def capture(self) -> dict[str, Any]:
@@ -70,6 +94,7 @@ class Capture:
             "framework": FRAMEWORK,
             "agreed": sorted({*agreed, *self._agreed_names}),
             "agreed_step": self._checks.agreed_step,
+            "trained": self._trained.capture(),
             "step": self.step,
             "batch": self.batch,
             "epoch": self.epochs.epoch or max((each["passes"] for each in positions.values()), default=0),
@@ -91,7 +116,8 @@ class Capture:
         self._agreed_names = set(state["agreed"])
         agreed_step = state["agreed_step"]  # None: never compared, but from here on all have this state
         self._checks.agreed_step = state["step"] if agreed_step is None else agreed_step
-        self._progress.step, self.batch = state["step"], state["batch"]
+        self._trained.restore(state["trained"])
+        self.count(state["step"], state["batch"])
         self._restore_variables(state)
         self._restore_position(state)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from duoka.collectives.joining import Joining
 from duoka.data.position import Epochs
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.tensorflow.capture import Capture
 from duoka.frameworks.tensorflow.loader import Source, Walk
+from duoka.frameworks.tensorflow.newcomers import Newcomers
+from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.turns import Progress
 from duoka.strategies.borders import Borders
 
@@ -29,18 +32,24 @@ class Course:
         agreed: dict[int, Any],
         end_step: Callable[[], None],
         compare: Callable[[], None],
+        trained: Trained,
+        joining: Joining | None,
     ) -> None:
         self._borders, self._end_step, self._compare = borders, end_step, compare
-        self.epochs = Epochs(self._start, self._begin_epoch, self._end_epochs)
-        self._capture = Capture(progress, checks, agreed, self.epochs)
+        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._end_epochs)
+        self._capture = Capture(progress, checks, agreed, self.epochs, trained)
+        self._newcomers = Newcomers(joining, self._capture, borders.also)
         self._leader: int | None = None
         self._unknown: str | None = None  # why it is not known where the loop is
 
     # What iterators tell.
 
-    def begin_loop(self) -> None:
-        if self._leader is None:
-            self._start()
+    def begin_loop(self, source: Source) -> bool:
+        if self._leader is not None:
+            return False
+        self._start()
+        self._newcomers.begin_pass(source)
+        return True
 
     def _start(self) -> None:
         self._capture.roster.begin()
@@ -61,13 +70,21 @@ class Course:
     def leave(self, walk: Walk) -> None:
         if self._leader == id(walk):
             self._leader = None
+        if self._leader is None and walk.is_outer:
+            self._end_step()
+            self._newcomers.end_pass(walk.source)
 
     def lose(self, why: str) -> None:
         self._unknown = self._unknown or why
+        self._newcomers.refuse(f"{why}, so that where the others are in their data is not known")
         if self._borders.is_state_wanted:
             self._refuse(why)
 
     # What strategy.run tells.
+
+    def see_run(self) -> None:
+        if self._leader is None:
+            self._newcomers.refuse(f"{_UNSEEN}, so that where the others are in their data is not known")
 
     def see_training(self) -> None:
         """A step is about to be exchanged. All workers come by here, so that all of them stop."""
@@ -85,8 +102,13 @@ class Course:
 
     # Loops over epochs.
 
+    def _begin_epochs(self) -> None:
+        self._start()
+        self._newcomers.begin_epochs()
+
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
+        self._newcomers.begin_epoch(is_resumed)
 
     def _end_epochs(self, is_resumed: bool) -> None:
         if is_resumed:  # it was over when it was saved

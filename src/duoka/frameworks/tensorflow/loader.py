@@ -6,6 +6,7 @@ graph draws by itself is not seen here.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -51,7 +52,9 @@ _BEGIN_ANEW = {
 class Hooks(Protocol):
     """What iterators tell about the loop."""
 
-    def begin_loop(self) -> None: ...
+    def begin_loop(self, source: Source) -> bool:
+        """A pass is about to begin. Returns whether it is within the body of no other one."""
+        ...
 
     def begin_step(self, walk: Walk) -> None:
         """A batch is about to be handed out."""
@@ -79,6 +82,7 @@ class Source:
         self._digest = 0
 
     def begin(self) -> int | None:
+        self.end(is_at_end=False)  # of one whose iterator somebody still holds
         first = self.passes.begin()
         self.first, self._digest = first or 0, 0
         return first
@@ -129,14 +133,15 @@ class Distributed(UnaryUnchangedStructureDataset):
         if is_open() or not tf.executing_eagerly():
             graph_s: Iterator[Any] = super().__iter__()
             return graph_s
-        self._hooks.begin_loop()
+        is_outer = self._hooks.begin_loop(self.source)
         first = self.source.begin()
         for number in range(self.source.num_made, self.source.passes.number):
             self._read(OwnedIterator(self), number)
-        walk = Walk(self, self.source, self._hooks, is_over=first is None)
+        walk = Walk(self, self.source, self._hooks, is_outer=is_outer, is_over=first is None)
         self.source.num_made = self.source.passes.number + 1
         if first is None:
             self._read(walk, self.source.passes.number)
+            self._hooks.leave(walk)
         else:
             walk.skip(first)
         return walk
@@ -154,15 +159,16 @@ class Distributed(UnaryUnchangedStructureDataset):
 class Walk(OwnedIterator):
     """One pass."""
 
-    def __init__(self, dataset: Any, source: Source, hooks: Hooks, *, is_over: bool) -> None:
-        self._source, self._hooks, self._number, self._is_over = source, hooks, source.passes.number, is_over
+    def __init__(self, dataset: Any, source: Source, hooks: Hooks, *, is_outer: bool, is_over: bool) -> None:
+        self.source, self.is_outer = source, is_outer
+        self._hooks, self._number, self._is_over = hooks, source.passes.number, is_over
         super().__init__(dataset)
 
     def skip(self, num_batches: int) -> None:
         """They were handed out in the run that is resumed."""
         for position in range(num_batches):
             try:
-                self._source.see(super()._next_internal())
+                self.source.see(super()._next_internal())
             except tf.errors.OutOfRangeError:
                 raise MismatchError(
                     f"Pass {self._number + 1} over a dataset has {position} batches; {num_batches} were trained on in"
@@ -170,7 +176,7 @@ class Walk(OwnedIterator):
                     do="use the data of that run, or begin a new one.",
                 ) from None
         if num_batches:
-            self._source.check_order()
+            self.source.check_order()
 
     def _next_internal(self) -> Any:
         if not tf.executing_eagerly():
@@ -178,7 +184,7 @@ class Walk(OwnedIterator):
             return super()._next_internal()
         if self._is_over:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
-        if self._number != self._source.passes.number:
+        if self._number != self.source.passes.number:
             self._hooks.lose("two iterators over one dataset of strategy.distribute_dataset are drawn from in turns")
             return super()._next_internal()
         self._hooks.begin_step(self)
@@ -187,7 +193,7 @@ class Walk(OwnedIterator):
         except tf.errors.OutOfRangeError:
             self._close(is_at_end=True)
             raise
-        self._source.give(batch)
+        self.source.give(batch)
         self._hooks.gave(self)
         return batch
 
@@ -202,12 +208,12 @@ class Walk(OwnedIterator):
     def _close(self, *, is_at_end: bool = False) -> None:
         if not self._is_over:
             self._is_over = True
-            if self._number == self._source.passes.number:
-                self._source.end(is_at_end=is_at_end)
+            if self._number == self.source.passes.number:
+                self.source.end(is_at_end=is_at_end)
             self._hooks.leave(self)
 
     def __del__(self) -> None:
-        if "_is_over" in self.__dict__:
+        if "_is_over" in self.__dict__ and not sys.is_finalizing():
             self._close()
 
 

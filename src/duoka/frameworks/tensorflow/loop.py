@@ -69,21 +69,29 @@ class Loop:
         self.checks = Checks(collective, check_every, self.tell_once)
         self._agreed: dict[int, Any] = {}  # variables that are known to be the same on all workers
         self._borders = borders or Borders()
+        self._trained = Trained()
         self._course = Course(
-            self._borders, self.progress, self.checks, self._agreed, lambda: self._turns.end(), self._compare
+            self._borders,
+            self.progress,
+            self.checks,
+            self._agreed,
+            lambda: self._turns.end(),
+            self._compare,
+            self._trained,
+            collective.joining,
         )
         self._alone = OneReplica(strategy, lambda: self._borders.is_state_wanted, self._count_alone)
         self._turns = Turns(
             collective,
-            Memory(collective),
+            Memory(collective, "loop"),
             wire,
             self.progress,
             self.tell_once,
+            self._course.see_run,
             self._see_begin,
             self._course.see_training,
             self._see_end,
         )
-        self._trained = Trained()
         self._host = TensorFlowHost(wire)
         self._order = Order(self._host)
         self._middle = Middle(wire, self._host)
@@ -449,8 +457,6 @@ def _name_of(function: Any) -> str:
 
 def make_loop(collective: Collective, strategy: Any, device: Device, options: Options) -> Loop:
     log = make_placement_log(collective, device, options)
-    if collective.joining is not None:
-        collective.joining.refuse("TensorFlow loops cannot take in a worker yet")
     sync_batchnorm, check_every = options.sync_batchnorm, options.check_every
     return Loop(
         collective, strategy, log, sync_batchnorm=sync_batchnorm, check_every=check_every, borders=options.borders

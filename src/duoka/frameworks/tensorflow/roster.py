@@ -26,6 +26,8 @@ from duoka.collectives.arrays import Array
 from duoka.errors import CheckpointError
 from duoka.frameworks.replacing import replacing
 
+_LATER = "later "
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -107,6 +109,13 @@ class Roster:
         entry = self._entries.get(id(variable))
         return None if entry is None or entry.find() is not variable else _full_name(entry)
 
+    def find(self, name: str) -> Any:
+        entries = (entry for entry in self._entries.values() if _full_name(entry) == name)
+        return next((variable for entry in entries if (variable := entry.find()) is not None), None)
+
+    def awaited(self, name: str) -> Array | None:
+        return self._awaited.get(name.removeprefix(_LATER)) if name.startswith(_LATER) else None
+
     def capture(self) -> dict[str, Any]:
         found = [(entry, variable) for entry in self._entries.values() if (variable := entry.get()) is not None]
         early = {entry.name: _bits(variable) for entry, variable in found if entry.is_early}
@@ -140,7 +149,7 @@ class Roster:
 
 
 def _full_name(entry: Entry) -> str:
-    return entry.name if entry.is_early else f"later {entry.name}"
+    return entry.name if entry.is_early else _LATER + entry.name
 
 
 def _is_variable(thing: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from duoka.collectives.arrays import Array, as_array
 from duoka.frameworks.exchange.digest import as_bytes
@@ -11,15 +13,31 @@ from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.variables import raw
 
 
+class Names(Protocol):
+    """Variables by names that hold on all workers; see `Roster`."""
+
+    def name_of(self, variable: Any) -> str | None: ...
+
+    def find(self, name: str) -> Any:
+        """None if it is not there, or not there yet."""
+        ...
+
+    def awaited(self, name: str) -> Array | None:
+        """The value that it will have then."""
+        ...
+
+
 class Trained:
-    """In the order in which it was first seen, which is the same on all workers.
+    """In the order of names, or in the order in which it was first seen: either is the same on all workers.
 
     Metrics and counters are left out: scripts reset them as they like.
     """
 
     def __init__(self) -> None:
+        self.names: Names | None = None
         self._variables: dict[int, Any] = {}
         self._optimizers: dict[int, Any] = {}
+        self._restored: dict[str, str] = {}  # kinds by name: what was trained in the run that this one goes on with
 
     def see(self, updates: Sequence[Update], moving: Sequence[Any]) -> None:
         for update in updates:
@@ -32,23 +50,94 @@ class Trained:
     def state(self) -> TensorFlowState:
         """Optimizers make their slots with the first update, so they are asked anew each time."""
         slots = [slot for optimizer in self._optimizers.values() for slot in slots_of(optimizer)]
-        return TensorFlowState(list(({id(each): each for each in [*self._variables.values(), *slots]}).values()))
+        seen = {id(each): each for each in [*self._variables.values(), *slots]}
+        found: list[tuple[str, Kept]] = [(self._name(each), KeptVariable(each)) for each in seen.values()]
+        found += self._find_restored({name for name, _ in found})
+        found.sort(key=lambda pair: pair[0])
+        return TensorFlowState([kept for _, kept in found if kept.is_number])
+
+    def _name(self, variable: Any) -> str:
+        return (self.names.name_of(variable) if self.names is not None else None) or ""
+
+    def _find_restored(self, seen: set[str]) -> list[tuple[str, Kept]]:
+        """What this process has not trained itself yet, there or not."""
+        found: list[tuple[str, Kept]] = []
+        for name, kind in self._restored.items():
+            if self.names is not None and name not in seen:
+                variable, bits = self.names.find(name), self.names.awaited(name)
+                if variable is not None:
+                    found.append((name, KeptVariable(variable)))
+                elif bits is not None:
+                    found.append((name, KeptBits(f"{name}: {kind}", bits)))
+        return found
+
+    def capture(self) -> dict[str, str]:
+        """Kinds by name."""
+        slots = [slot for optimizer in self._optimizers.values() for slot in slots_of(optimizer)]
+        named = {self._name(each): KeptVariable(each).kind for each in [*self._variables.values(), *slots]}
+        return self._restored | {name: kind for name, kind in named.items() if name}
+
+    def restore(self, kinds: dict[str, str]) -> None:
+        self._restored = dict(kinds)
+
+
+class Kept(Protocol):
+    @property
+    def line(self) -> str: ...
+
+    @property
+    def is_number(self) -> bool: ...
+
+    def read(self) -> Array: ...
+
+    def write(self, data: Array) -> None: ...
+
+
+class KeptVariable:
+    """Read and written outside of graphs: also by a call out of one, when nothing in it uses the variable."""
+
+    def __init__(self, variable: Any) -> None:
+        self._variable = variable
+        self.is_number = bool(variable.dtype.is_floating or variable.dtype.is_integer)
+
+    @property
+    def kind(self) -> str:
+        return f"{tuple(self._variable.shape)} {self._variable.dtype.name}"
+
+    @property
+    def line(self) -> str:
+        return f"{self._variable.name.removesuffix(':0')}: {self.kind}"
+
+    def read(self) -> Array:
+        return as_bytes(as_array(self._variable))
+
+    def write(self, data: Array) -> None:
+        variable = self._variable
+        variable.assign(data.view(variable.dtype.as_numpy_dtype).reshape(variable.shape))
+
+
+class KeptBits:
+    """Of a variable that is not there yet."""
+
+    is_number = True
+
+    def __init__(self, line: str, bits: Array) -> None:
+        self.line, self._bits = line, bits
+
+    def read(self) -> Array:
+        return as_bytes(self._bits)
+
+    def write(self, data: Array) -> None:
+        np.copyto(self._bits, data.view(self._bits.dtype).reshape(self._bits.shape))
 
 
 class TensorFlowState:
-    """Variables, read and written outside of graphs: also by a call out of one, when nothing in it uses them."""
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self._variables = [
-            variable for variable in variables if variable.dtype.is_floating or variable.dtype.is_integer
-        ]
-        names = [each.name.removesuffix(":0") for each in self._variables]
-        kinds = [f"{tuple(each.shape)} {each.dtype.name}" for each in self._variables]
-        self.lines = [f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True)]
+    def __init__(self, kept: Sequence[Kept]) -> None:
+        self._kept = list(kept)
+        self.lines = [each.line for each in self._kept]
 
     def read(self, place: int) -> Array:
-        return as_bytes(as_array(self._variables[place]))
+        return self._kept[place].read()
 
     def write(self, place: int, data: Array) -> None:
-        variable = self._variables[place]
-        variable.assign(data.view(variable.dtype.as_numpy_dtype).reshape(variable.shape))
+        self._kept[place].write(data)

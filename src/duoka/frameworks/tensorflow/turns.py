@@ -7,6 +7,7 @@ computes the lost replicas with the same graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +59,13 @@ class Turns:
         wire: Wire,
         progress: Progress,
         tell: Callable[[str], None],
+        see_run: Callable[[], None],
         see_begin: Callable[[], None],
         see_training: Callable[[], None],
         see_end: Callable[[], None],
     ) -> None:
         self._see_training = see_training  # weights will be changed; before anything is exchanged
+        self._see_run = see_run
         self._see_begin = see_begin  # of a run, where all that came before it is done
         self._see_end = see_end  # of each run, before the next one
         self._collective, self._memory, self._progress, self._tell = collective, memory, progress, tell
@@ -87,7 +90,9 @@ class Turns:
 
         In the middle of a graph, updates that came before may still be under way: that is no border.
         """
-        self.end()
+        with nullcontext() if self._collective.joining is None else self._collective.joining.going_on():
+            self.end()
+        self._see_run()
         if is_at_border:
             self._see_begin()
         if total_rows == 0:

@@ -1,0 +1,91 @@
+"""A worker in the place of a lost one comes through the script: past what is finished, to where the others train.
+
+Members of a run leave a mark when they begin an epoch of `strategy.epochs`, and when they have ended a pass over a
+distributed dataset. A newcomer that comes to a pass with such a mark leaves it out; at the first one without it joins
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from duoka.collectives.joining import Joining
+from duoka.frameworks.handing import take
+from duoka.frameworks.tensorflow.capture import Capture
+from duoka.frameworks.tensorflow.loader import Source
+
+
+class Newcomers:
+    def __init__(self, joining: Joining | None, capture: Capture, also: Mapping[str, Any]) -> None:
+        self._joining, self._capture, self._also = joining, capture, also
+        self._has_joined = False
+
+    @property
+    def _is_led(self) -> bool:
+        """This worker has joined, and is on its way to the batch at which it did: the others have left marks before."""
+        return self._has_joined and self._capture.is_replaying
+
+    def refuse(self, reason: str) -> None:
+        if self._joining is not None:
+            self._joining.refuse(reason)
+
+    # Passes over datasets that lead a loop.
+
+    def begin_pass(self, source: Source) -> None:
+        """A member lets it be known that its state can be had; a newcomer leaves this pass out, or joins in it."""
+        joining = self._joining
+        if joining is None:
+            return
+        if not joining.is_newcomer:
+            joining.allow()
+            return
+        facts = joining.pass_by(self._name(source), partial(take, self._capture, self._also))
+        self._has_joined = facts is None
+        if facts is not None:
+            source.resume(facts["position"])
+            self._count(facts)
+
+    def end_pass(self, source: Source) -> None:
+        joining = self._joining
+        if joining is not None and not joining.is_newcomer and not self._is_led:
+            joining.end_step()
+            joining.mark(self._name(source), {"position": source.capture()} | self._counts())
+
+    def _name(self, source: Source) -> str:
+        return f"the end of a pass over dataset {self._capture.number_of(source)}"
+
+    # Loops over epochs.
+
+    def begin_epochs(self) -> None:
+        """A newcomer goes on with the epoch in which the others are."""
+        joining, epochs = self._joining, self._capture.epochs
+        if joining is None or not joining.is_newcomer:
+            return
+        facts = joining.jump_to_last(self._name_of_epochs(epochs.num_calls + 1))
+        if facts is not None:
+            epochs.resume({"call": epochs.num_calls + 1, "epoch": facts["epoch"]})
+            self._capture.resume_epoch(facts["start"], facts["positions"])
+            self._count(facts)
+
+    def begin_epoch(self, is_resumed: bool) -> None:
+        joining, epochs = self._joining, self._capture.epochs
+        if joining is None or self._is_led:
+            return
+        name = self._name_of_epochs(epochs.num_calls)
+        if not joining.is_newcomer:
+            joining.mark(name, {"epoch": epochs.epoch} | self._capture.describe_epoch() | self._counts())
+        elif not is_resumed:
+            self._count(joining.take_mark(name))
+
+    @staticmethod
+    def _name_of_epochs(call: int) -> str:
+        return f"an epoch of loop {call}"
+
+    def _counts(self) -> dict[str, Any]:
+        return {"step": self._capture.step, "batch": self._capture.batch}
+
+    def _count(self, facts: dict[str, Any]) -> None:
+        """What `strategy.step` shows between loops."""
+        self._capture.count(facts["step"], facts["batch"])
