@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-ROWS = 93  # of 12 a batch: the last one has 9, of which some replicas have more than others
+ROWS = 95  # of 12 a batch: the last one has 11, of which some of 2, 3 or 4 replicas have more than others
 
 
 class Plain:

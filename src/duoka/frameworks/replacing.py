@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from threading import get_ident
+from types import FunctionType
 from typing import Any
 
 Replacement = tuple[Any, str, Any]  # a class, the name of a method, and what stands there meanwhile
@@ -58,6 +59,25 @@ def function_inside(decorated: Any) -> Any:
     """What a decorator has wrapped."""
     (cell,) = decorated.__closure__
     return cell.cell_contents
+
+
+@contextmanager
+def replacing_body(function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """A plain function does something else for a while, whatever names it has by now. `make` gets the former one."""
+    former = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+
+    def call(*args: Any, _new: Callable[..., Any], **kwargs: Any) -> Any:
+        return _new(*args, **kwargs)
+
+    own = function.__code__, function.__kwdefaults__
+    function.__kwdefaults__ = {"_new": make(former)}
+    function.__code__ = call.__code__
+    try:
+        yield
+    finally:
+        function.__code__, function.__kwdefaults__ = own
 
 
 def definitions(base: type, names: Sequence[str]) -> list[tuple[type, str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from duoka.errors import MismatchError
+from duoka.frameworks.replacing import replacing_body
 from duoka.frameworks.tensorflow.graphs import graph_here, is_in_function_of
 from duoka.frameworks.tensorflow.iterators import refusing_iterators
 from duoka.frameworks.tensorflow.losses import Losses
@@ -96,6 +98,12 @@ def is_open() -> bool:
     return bool(_open)
 
 
+def _is_asked_by_tensorflow() -> bool:
+    """Its own code (generators, moving averages) goes on with its own context. Autograph calls for the user."""
+    module = str(sys._getframe(3).f_globals.get("__name__"))  # who has called the function that calls the one above
+    return module.startswith("tensorflow.") and not module.startswith("tensorflow.python.autograph.")
+
+
 class Watched:
     """The calls of optimizers and the generators of one run, or one tracing, of a step.
 
@@ -164,14 +172,15 @@ class Watched:
 
     @contextmanager
     def _entered(self, context: ReplicaContext) -> Iterator[None]:
-        """For the step; Keras's optimizers have sums of their own to ask TensorFlow's context for."""
-        former = tf.distribute.get_replica_context
-        tf.distribute.get_replica_context = lambda: former() if self.is_updating else context
-        try:
-            with entered(context):
-                yield
-        finally:
-            tf.distribute.get_replica_context = former
+        """For the step, by whatever name it asks TensorFlow for its context: scripts bind the function when they import
+        it. Keras's optimizers have sums of their own to ask TensorFlow's context for.
+        """
+
+        def make(former: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: former() if self.is_updating or _is_asked_by_tensorflow() else context
+
+        with replacing_body(tf.distribute.get_replica_context, make), entered(context):
+            yield
 
     def _update(self, update: Update, apply: Callable[[Sequence[Any]], Any]) -> Any:
         if is_in_function_of(self._graph):
