@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from contextlib import redirect_stderr
+from io import StringIO
+from unittest.mock import patch
 
 import numpy as np
 import tensorflow as tf
@@ -114,9 +117,20 @@ def old_graph() -> list[float]:
         return session.run(variable).tolist()
 
 
+def said_with(num_gpus: int, *numbers: int) -> list:
+    """Where TensorFlow sees so many cards: names of devices, and what is said beside them."""
+    list_all = tf.config.list_physical_devices
+
+    def list_some(kind=None):
+        return list_all("CPU")[:1] * num_gpus if kind == "GPU" else list_all(kind)
+
+    with patch.object(tf.config, "list_physical_devices", list_some), redirect_stderr(StringIO()) as said:
+        return [tower_devices(*numbers), said.getvalue()]
+
+
 def main() -> None:
     bad_number = error_of(lambda: tower_devices(0))
-    devices = tower_devices(2)
+    devices, said = said_with(1, 2)
     with tf.device(devices[1]):
         placed = tf.constant(1.0).device
     weight = tf.Variable(tf.zeros(2))
@@ -130,6 +144,8 @@ def main() -> None:
     }
     facts = {
         "devices": devices,
+        "said": said,
+        "with two cards": [said_with(2, 2), said_with(2), said_with(0)],
         "placed": placed,
         "errors": errors,
         "worst": {n: worst_error(n) for n in (1, 2, 3, 5, 8, 13)},

@@ -30,9 +30,14 @@ def run(script: Path, *options: str, directory: Path | None = None) -> str:
     return done.stdout
 
 
-def test_towers_get_logical_cpus_where_there_are_no_gpus(facts):
+def test_towers_get_logical_cpus_where_there_are_too_few_gpus_and_this_is_said(facts):
     assert facts["devices"] == ["/CPU:0", "/CPU:1"]
     assert facts["placed"].endswith("CPU:1")
+    assert facts["said"] == "duoka: 1 GPU here: tower_devices(2) uses 2 logical CPUs\n"
+
+
+def test_towers_on_what_is_here_need_no_words(facts):
+    assert facts["with two cards"] == [[["/GPU:0", "/GPU:1"], ""], [["/GPU:0", "/GPU:1"], ""], [["/CPU:0"], ""]]
 
 
 def test_the_mean_is_as_exact_as_a_tree_can_be(facts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,14 +25,22 @@ def tower_devices(num_towers: int | Sequence[Device] | None = None) -> list[str]
     gpus = tf.config.list_physical_devices("GPU")
     if isinstance(num_towers, Sequence) and not isinstance(num_towers, str):
         return divide(num_towers)
+    is_asked_for = num_towers is not None
     if num_towers is None:
         num_towers = len(gpus) or 1
     if isinstance(num_towers, bool) or not isinstance(num_towers, int) or num_towers < 1:
         raise DeviceError(f"{num_towers!r} towers cannot be made.", do="give a whole number from 1 on.")
     if len(gpus) >= num_towers:
         return [f"/GPU:{index}" for index in range(num_towers)]
+    if is_asked_for:
+        print(f"duoka: {_say_cpus(len(gpus), num_towers)}", file=sys.stderr)
     make_logical_cpus(num_towers)
     return [f"/CPU:{index}" for index in range(num_towers)]
+
+
+def _say_cpus(num_gpus: int, num_towers: int) -> str:
+    here = f"{num_gpus} GPU{'' if num_gpus == 1 else 's'} here"
+    return f"{here}: tower_devices({num_towers}) uses {num_towers} logical CPU{'' if num_towers == 1 else 's'}"
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Pair]]) -> list[Pair]:
