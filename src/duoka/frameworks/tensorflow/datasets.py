@@ -23,8 +23,8 @@ class InputContext(tf.distribute.InputContext):
         return size
 
 
-def distribute(dataset: Any) -> Any:
-    """The same dataset, whose batches are known to be global ones. Every worker reads it; replicas take their rows."""
+def check(dataset: Any) -> Any:
+    """A dataset that replicas can take rows of. With one replica, too: a script must not fail on the second card."""
     if not isinstance(dataset, tf.data.Dataset):
         raise MismatchError(
             f"strategy.distribute_dataset was given a {type(dataset).__name__}.",
@@ -43,7 +43,12 @@ def distribute(dataset: Any) -> Any:
                 do="call .batch(n) on it, with the size of the global batch; give numbers that belong to no row to"
                 " strategy.run beside the batch.",
             )
-    kind = dataset.element_spec  # a named tuple stays one
+    return dataset
+
+
+def distribute(dataset: Any) -> Any:
+    """The same dataset, whose batches are known to be global ones. Every worker reads it; replicas take their rows."""
+    kind = check(dataset).element_spec  # a named tuple stays one
 
     def take(*batch: Any) -> Any:
         return tf.nest.pack_sequence_as(kind, [Rows(leaf) for leaf in tf.nest.flatten(batch)])

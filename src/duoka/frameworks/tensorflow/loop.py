@@ -27,7 +27,7 @@ from duoka.frameworks.start import agree_on_values
 from duoka.frameworks.telling import Telling
 from duoka.frameworks.tensorflow.batches import Arguments
 from duoka.frameworks.tensorflow.course import Course
-from duoka.frameworks.tensorflow.datasets import InputContext, distribute, from_function
+from duoka.frameworks.tensorflow.datasets import InputContext, check, distribute, from_function
 from duoka.frameworks.tensorflow.eagerly import EagerRun
 from duoka.frameworks.tensorflow.in_graph import GraphRun
 from duoka.frameworks.tensorflow.loader import Distributed
@@ -230,13 +230,13 @@ class Loop:
     # Data.
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        return self._followed(dataset if self._collective.num_replicas == 1 else distribute(dataset))
+        return self._followed(check(dataset) if self._collective.num_replicas == 1 else distribute(dataset))
 
     def distribute_datasets_from_function(self, function: Callable[[Any], Any]) -> Any:
         context = InputContext(self._collective.num_replicas)
         dataset = function(context)
         is_alone = self._collective.num_replicas == 1
-        return self._followed(dataset if is_alone else distribute(from_function(dataset, context)))
+        return self._followed(check(dataset) if is_alone else distribute(from_function(dataset, context)))
 
     def _followed(self, dataset: Any) -> Any:
         """The same dataset; loops over it in Python know where they are."""

@@ -5,9 +5,20 @@ TensorFlow takes them through `tf.function` and `tf.data` as it takes tensors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
+
+from duoka.errors import MismatchError
+
+
+def _refuse_reading(value: Any, *_: Any) -> NoReturn:
+    raise MismatchError(
+        "What strategy.run has returned was read as one value.",
+        why="it holds a value from each replica.",
+        do='take strategy.reduce("mean", value) or strategy.reduce("sum", value) of it first; strategy.gather and'
+        " strategy.experimental_local_results give the values themselves.",
+    )
 
 
 class Rows(tf.experimental.ExtensionType):
@@ -31,6 +42,8 @@ class EachReplica(tf.experimental.ExtensionType):
     total: tf.Tensor  # added up in tree order; replicas without rows are left out
     mean: tf.Tensor  # weighted by rows
 
+    __float__ = __int__ = numpy = _refuse_reading
+
 
 class LocalParts(tf.experimental.ExtensionType):
     """An array from each replica of this worker, one behind the other; those of other workers are with them."""
@@ -39,6 +52,8 @@ class LocalParts(tf.experimental.ExtensionType):
     lengths: tf.Tensor  # of the parts
     replicas: tf.Tensor  # whose they are
     rows: tf.Tensor  # how many rows of the batch each of them has
+
+    __float__ = __int__ = numpy = _refuse_reading
 
 
 def is_each(value: Any) -> bool:
