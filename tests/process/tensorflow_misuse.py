@@ -99,6 +99,9 @@ MISTAKES = {
     "reduce a batch": lambda: strategy.reduce(
         "sum", next(iter(strategy.distribute_dataset(tf.data.Dataset.from_tensors(batch))))
     ),
+    "number of each": lambda: float(strategy.run(loss_of, args=(batch,))),
+    "number of each in a graph": lambda: tf.function(strategy.run)(loss_of, args=(batch,)).numpy(),
+    "array of each": lambda: strategy.run(lambda x: x, args=(batch,)).numpy(),
     "no reduction": lambda: strategy.reduce("max", strategy.run(loss_of, args=(batch,))),
     "axis of a number": lambda: strategy.reduce("sum", strategy.run(loss_of, args=(batch,)), axis=0),
     "axis of more": lambda: strategy.reduce("sum", strategy.run(lambda x: x, args=(batch,)), axis=2),
@@ -135,8 +138,10 @@ def noisy_in_graph(x):
 
 
 def make_counter(name, is_eager):
-    """Without an aggregation: what becomes of them must be said."""
-    total, rows = tf.Variable(0.0, trainable=False, name=f"{name}_total"), tf.Variable(0, name=f"{name}_rows")
+    """Without an aggregation, or with a mean of whole numbers: what becomes of them must be said."""
+    kind = tf.VariableAggregation.NONE if is_eager else tf.VariableAggregation.MEAN
+    total = tf.Variable(0.0, trainable=False, name=f"{name}_total")
+    rows = tf.Variable(0, trainable=False, name=f"{name}_rows", aggregation=kind)
 
     def count(x):
         total.assign_add(tf.reduce_sum(x))
@@ -175,6 +180,10 @@ def looks_up_words(tokens):
     for_words.apply_gradients([(tape.gradient(loss, words), words)])
 
 
+def looks_up_eagerly(tokens):
+    looks_up_words(tokens)
+
+
 def main():
     found = {name: told(mistake) for name, mistake in MISTAKES.items()}
     # And after all of them everything works.
@@ -195,6 +204,7 @@ def main():
         strategy.run(step, args=(batch,))
     for length in (2, 3):
         of_several_lengths(tf.ones([4, length], tf.int32))
+        strategy.run(looks_up_eagerly, args=(tf.ones([4, length], tf.int32),))
     print("FOUND " + json.dumps(found), flush=True)
 
 

@@ -24,6 +24,9 @@ TOLD = {
     "no rows": "a batch without rows",
     "reduce a number": "not what strategy.run returned",
     "reduce a batch": "was given a batch",
+    "number of each": "was read as one value",
+    "number of each in a graph": "was read as one value",
+    "array of each": 'do   take strategy.reduce("mean", value)',
     "no reduction": "'max' is no reduction",
     "axis of a number": "which has no axis",
     "axis of more": "arrays of 2 dimensions",
@@ -109,6 +112,7 @@ def test_steps_that_draw_from_no_generator_are_named_once(found):
 
 def test_sparse_gradients_of_batches_of_several_lengths_are_named_once(found):
     assert found["said"].count("looks_up_words takes batches of several lengths") == 1
+    assert found["said"].count("looks_up_eagerly runs outside of graphs") == 1
 
 
 def test_counters_without_an_aggregation_are_named_once(found):

@@ -38,7 +38,8 @@ def compare(packed: Sequence[bytes], step: int, tell: Callable[[str], None]) -> 
             raise DifferentBatches(
                 f"At step {step} replicas {first_replica} and {replica} saw different global batches.",
                 why="every worker reads the same data and takes its rows: the order must be the same everywhere.",
-                do="give shuffles a seed, sort what comes out of a set, and build the dataset after the strategy.",
+                do="give shuffles a seed, sort what comes out of a set, and build the dataset after the strategy; call"
+                " strategy.run equally often on all workers.",
             )
         if note.rate != first.rate:
             raise MismatchError(

@@ -12,7 +12,7 @@ from duoka.collectives.arrays import Array
 from duoka.frameworks.keras import data
 from duoka.frameworks.keras.tensorflow_rows import has_rows
 from duoka.frameworks.tensorflow.batches import Arguments
-from duoka.frameworks.tensorflow.in_graph import flatten, is_seed
+from duoka.frameworks.tensorflow.in_graph import flatten, is_seed, say_lengths
 from duoka.frameworks.tensorflow.losses import Losses
 from duoka.frameworks.tensorflow.middle import Middle
 from duoka.frameworks.tensorflow.outputs import Outputs
@@ -136,6 +136,8 @@ class EagerRun:
             late = list(later.values())
             is_updated = self._middle is not None
             step = Step(name, watched.updates, pairs, seeds, outputs, _is_sparse, later=late, is_updated=is_updated)
+            if step.slices_like:
+                self._tell(say_lengths(f"{name} runs outside of graphs", "make it a tf.function"))
             self._after = {key: np.array(variable) for key, variable in touched.items()}
         finally:
             for key in touched:

@@ -161,7 +161,8 @@ class GraphRun:
         self._owners.append(compiled)  # a graph lives no longer than its function
         step = self._step(name, watched, pairs, seeds, later, returned[0])
         if step.slices_like and any(None in leaf.shape[1:] for leaf in arguments.rows):
-            self._tell(say_lengths(name))
+            why, do = "takes batches of several lengths", "let dataset and function have a fixed length"
+            self._tell(say_lengths(f"{name} {why}", do))
         return body, step
 
     def _name_doubtful(self, name: str, graph: Any, written: Sequence[tuple[Any, Merge]]) -> None:
@@ -254,11 +255,10 @@ def _is_sparse(gradient: Any) -> bool:
     return has_rows(gradient, is_eager=False)
 
 
-def say_lengths(name: str) -> str:
+def say_lengths(why: str, do: str) -> str:
     return (
-        f"{name} takes batches of several lengths: its sparse gradients are taken for those of rows. A table of"
-        " positions, looked up once for all rows, would reach the optimizer once for each replica: let dataset and"
-        " function have a fixed length, or look it up with a matrix product"
+        f"{why}: its sparse gradients are taken for those of rows. A table of positions, looked up once for all rows,"
+        f" would reach the optimizer once for each replica: {do}, or look it up with a matrix product"
     )
 
 

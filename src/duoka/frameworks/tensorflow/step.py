@@ -18,7 +18,7 @@ from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.turns import Contents
 from duoka.frameworks.tensorflow.values import EachReplica, LocalParts
-from duoka.frameworks.tensorflow.variables import Merge, is_undeclared, raw
+from duoka.frameworks.tensorflow.variables import Merge, is_said_to_be_first, raw
 
 
 class Step:
@@ -45,7 +45,7 @@ class Step:
         self.counted = [variable for variable, merge in written if merge is Merge.COUNTED]
         seed_ids = {id(seed) for seed in seeds}
         first = [variable for variable, merge in written if merge is Merge.FIRST and id(variable) not in seed_ids]
-        first.sort(key=lambda variable: not is_undeclared(variable))
+        first.sort(key=is_said_to_be_first)
         self._late_ids = {id(variable) for variable in later}
         self.seeds = list(seeds)
         self.others = [*first, *self.seeds]
@@ -57,7 +57,7 @@ class Step:
             tuple(self._is_sparse),
             len(self.moving),
             len(self.others),
-            tuple(variable.name for variable in first if is_undeclared(variable)),
+            tuple(variable.name for variable in first if not is_said_to_be_first(variable)),
             len(self.sums),
             len(outputs.numbers),
             len(outputs.arrays),

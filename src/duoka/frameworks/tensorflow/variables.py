@@ -66,6 +66,11 @@ def is_undeclared(variable: Any) -> bool:
     return bool(variable.aggregation == tf.VariableAggregation.NONE)
 
 
+def is_said_to_be_first(variable: Any) -> bool:
+    """Of one that is replica 0's: somebody has said so. A mean of whole numbers is none, and they come here, too."""
+    return bool(variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
 def is_doubtful_sum(variable: Any) -> bool:
     """When something is added to it: a sum over rows, which is merged as a mean?"""
     return merge_of(variable) is Merge.MEAN and is_undeclared(variable) and not variable.trainable
