@@ -152,7 +152,7 @@ class Supervisor:
     def make_next(self) -> Supervisor:
         """Another one for the same run, to start all workers anew. What has killed before is not forgotten."""
         following = Supervisor(self._plan, self._start, self._fold, self._logs, self._say, clock=self._clock)
-        following._deaths = self._deaths
+        following._deaths, following._kept = self._deaths, self._kept
         self._fold.move_main(0)
         return following
 
