@@ -558,10 +558,32 @@ def in_turns(strategy):
     return describe(model.variables, losses)
 
 
+def synchronized(strategy):
+    """BatchNorm of all rows of the batch: the numbers of one device."""
+    keras.utils.set_random_seed(1)
+    norm, last = keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(1, bias_initializer="ones")
+    model = keras.Sequential([keras.Input((6,)), norm, last])
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def train_step(batch):
+        x, _, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True)[:, 0] - tf.cast(y, tf.float32)) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        return strategy.reduce("mean", strategy.run(train_step, args=(batch,)))
+
+    losses = [float(step(batch)) for batch in strategy.distribute_dataset(batches(rows=41))]
+    return describe(model.variables, losses)
+
+
 def main():
     strategy = duoka.Mirrored()
     if "--one-each" in sys.argv:
-        SCENARIOS["in_turns"] = in_turns
+        SCENARIOS.update(in_turns=in_turns, synchronized=synchronized)
     wanted = [name for name in sys.argv[1:] if not name.startswith("--")] or list(SCENARIOS)
     results = {"ours": {name: SCENARIOS[name](strategy) for name in wanted}}
     if "--plain" in sys.argv:

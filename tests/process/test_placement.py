@@ -23,6 +23,26 @@ def run(directory: Path, *words: str, **environ: str) -> subprocess.CompletedPro
     )
 
 
+ONCE = """
+import duoka
+
+strategy = duoka.Mirrored(devices={num_devices}, log_placement=True)
+
+import keras
+import tensorflow as tf
+
+weight, optimizer = tf.Variable(tf.ones((3, 1)), name="weight"), keras.optimizers.SGD(0.1)
+
+def train_step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.matmul(x, weight))
+    optimizer.apply([tape.gradient(loss, weight)], [weight])
+
+tf.function(strategy.run)(train_step, args=(tf.ones((4, 3)),))
+strategy.print("steps", strategy.step)
+"""
+
+
 @pytest.fixture(scope="module")
 def on_two_workers(tmp_path_factory):
     """What the workers of a script print, by worker, and what else is said."""
@@ -96,6 +116,18 @@ def test_fit_logs_one_table_of_variables_and_operations(tensorflow):
     assert any("MatMul" in of for of in layers)
     assert fit["program", "optimizer.apply"] == ("compiled as one", "cpu:0/v0")
     assert {device for _, device in fit.values()} == {"cpu:0/v0"}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_loop_that_runs_once_in_a_graph_is_shown_at_the_end_and_counted(tmp_path, num_devices):
+    (tmp_path / "once.py").write_text(ONCE.format(num_devices=num_devices))
+    done = run(tmp_path, "once.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "steps 1" in done.stdout
+    (table,) = tables(done.stderr)
+    assert table["variable", "weight:0"][0] == "float32 (3, 1)"
+    assert any("MatMul" in of for (what, _), (of, _) in table.items() if what == "operations")
 
 
 @pytest.mark.tensorflow

@@ -86,7 +86,9 @@ def test_replicas_train_to_the_numbers_of_one_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
 def test_other_numbers_of_replicas_train_to_the_numbers_of_one_device(num_replicas):
-    compare_numbers(run(1, num_replicas, *NUMBERS, "--plain")[0])
+    results = run(1, num_replicas, *NUMBERS, "--plain")[0]
+    compare_numbers(results)
+    assert results["step"] == run(1, 4, *NUMBERS, "--plain")[0]["step"] > 200, "steps are counted with one replica, too"
 
 
 def test_replicas_have_bits_of_their_own():
@@ -110,7 +112,7 @@ def test_a_plain_batch_is_split_and_said_once():
 
 
 def test_steps_that_exchange_in_their_middle_train_to_the_numbers_of_one_device():
-    results, said = run(2, 2, "in_turns", "--one-each", "--plain")
+    results, said = run(2, 2, "in_turns", "synchronized", "--one-each", "--plain")
     compare_numbers(results)
     assert "exchanges at each update, because it uses weights after" in said or "because it calls all_reduce" in said
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import atexit
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -75,12 +76,12 @@ class Loop:
             self.progress,
             self.checks,
             self._agreed,
-            lambda: self._turns.end(),
+            self._end_step,
             self._compare,
             self._trained,
             collective.joining,
         )
-        self._alone = OneReplica(strategy, lambda: self._borders.is_state_wanted, self._count_alone)
+        self._alone = OneReplica(strategy, lambda: self._borders.is_state_wanted, self._count_alone, self._watch_alone)
         self._turns = Turns(
             collective,
             Memory(collective, "loop"),
@@ -100,7 +101,7 @@ class Loop:
 
     @property
     def step(self) -> int:
-        return self.progress.step
+        return self.progress.step + self._alone.steps_in_graphs
 
     @property
     def epochs(self) -> Epochs:
@@ -128,7 +129,9 @@ class Loop:
         if plain is not None and not tf.config.functions_run_eagerly():
             self._wire.failure = None  # of a step before, which somebody has caught
             try:
-                return self._graph_of(function)(tuple(args), kwargs)
+                result = self._graph_of(function)(tuple(args), kwargs)
+                self._watching.close()  # it has been executed
+                return result
             except tf.errors.OpError:
                 self._wire.raise_failure()  # as it was raised, not as TensorFlow wraps it
                 raise
@@ -149,9 +152,7 @@ class Loop:
         arguments = Arguments(args, kwargs, self.tell_once)
         converted = tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
 
-        if self._placement_log is not None and self._placement_log.is_wanted:
-            # It is executed when this is over, by whoever has called the graph: the table is shown before the next.
-            self._watching.enter_context(log_step_placement(self._placement_log, self._agreed.values))
+        self._watch_graph(self._agreed.values)
 
         def run(middle: Middle | None) -> Any:
             told = self.tell_once, self._agree, self._trained
@@ -169,6 +170,25 @@ class Loop:
                 return eager.run(function, _name_of(function), arguments)
 
         return self._waiting(function, run)
+
+    def _watch_graph(self, variables: Callable[[], Iterable[Any]]) -> None:
+        """It is executed later, by whoever has called the graph: the table comes before the next step, or at last."""
+        if self._placement_log is not None and self._placement_log.is_wanted:
+            atexit.register(self._watching.close)
+            self._watching.enter_context(log_step_placement(self._placement_log, variables))
+
+    def _watch_alone(self, variables: Callable[[], Iterable[Any]]) -> ExitStack:
+        stack = ExitStack()
+        if tf.executing_eagerly():
+            stack.enter_context(log_step_placement(self._placement_log, variables))
+        else:
+            self._watch_graph(variables)
+        return stack
+
+    def _end_step(self) -> None:
+        self._turns.end()
+        if self._collective.num_replicas == 1:
+            self._watching.close()
 
     def _count_alone(self) -> None:
         self._course.see_training()
