@@ -106,7 +106,7 @@ def watched():
     def watch(*kept):
         roster = Roster()
         roster.begin()
-        roster._entries.clear(), roster._counts.clear()
+        roster._entries.clear(), roster._by_id.clear(), roster._counts.clear()
         for variable in kept:
             roster._add(variable.value, variable.path, is_early=True)
         rosters.append(roster)
@@ -152,3 +152,13 @@ def test_the_first_variable_that_differs_is_named(watched):
         watched(*other.variables, *optimizer.variables).check(state)
     with pytest.raises(CheckpointError, match="is in the saved one only"):
         watched(*model.variables).check(state)
+
+
+def test_a_variable_that_is_gone_stays_in_the_list_of_those_that_were_there_at_the_start(watched):
+    kept, gone = (keras.Variable([1.0], name=name) for name in ("kept", "gone"))
+    roster = watched(kept, gone)
+    del gone
+    others = [tf.Variable([float(number)]) for number in range(50)]  # one of them may get its id
+    state = roster.capture()
+    assert [line.split()[0] for line in state["lines"]] == ["kept", "gone"] and list(state["variables"]) == ["kept"]
+    assert len(state["later"]) == len(others)

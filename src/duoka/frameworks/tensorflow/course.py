@@ -38,6 +38,7 @@ class Course:
         self._borders, self._end_step, self._compare = borders, end_step, compare
         self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._end_epochs)
         self._capture = Capture(progress, checks, agreed, self.epochs, trained)
+        self._is_followed = joining is not None  # by workers that may come
         self._newcomers = Newcomers(joining, self._capture, borders.also)
         self._leader: int | None = None
         self._unknown: str | None = None  # why it is not known where the loop is
@@ -52,7 +53,8 @@ class Course:
         return True
 
     def _start(self) -> None:
-        self._capture.roster.begin()
+        if self._is_followed or self._borders.is_state_wanted:
+            self._capture.roster.begin()
         self._borders.at_start(self._capture)
 
     def begin_step(self, walk: Walk) -> None:

@@ -44,7 +44,8 @@ class Entry:
 class Roster:
     def __init__(self, see_restored: Callable[[Any], None] = lambda variable: None) -> None:
         self._see_restored = see_restored  # a variable that came into being has got its saved value
-        self._entries: dict[int, Entry] = {}
+        self._entries: list[Entry] = []
+        self._by_id: dict[int, Entry] = {}  # an id is used again when a variable is gone
         self._counts: Counter[tuple[bool, str]] = Counter()
         self._awaited: dict[str, Array] = {}
         self._paths: list[str] = []  # of variables of Keras that are being made, the innermost last
@@ -69,7 +70,8 @@ class Roster:
         count = self._counts[is_early, name]
         name = name if count == 1 else f"{name} ({count})"
         line = f"{name} {tuple(variable.shape)} {variable.dtype.name}"
-        entry = self._entries[id(variable)] = Entry(name, line, is_early, weakref.ref(variable))
+        entry = self._by_id[id(variable)] = Entry(name, line, is_early, weakref.ref(variable))
+        self._entries.append(entry)
         return entry
 
     # Those that come later.
@@ -106,26 +108,27 @@ class Roster:
     # Values.
 
     def name_of(self, variable: Any) -> str | None:
-        entry = self._entries.get(id(variable))
+        entry = self._by_id.get(id(variable))
         return None if entry is None or entry.find() is not variable else _full_name(entry)
 
     def find(self, name: str) -> Any:
-        entries = (entry for entry in self._entries.values() if _full_name(entry) == name)
+        entries = (entry for entry in self._entries if _full_name(entry) == name)
         return next((variable for entry in entries if (variable := entry.find()) is not None), None)
 
     def awaited(self, name: str) -> Array | None:
         return self._awaited.get(name.removeprefix(_LATER)) if name.startswith(_LATER) else None
 
     def capture(self) -> dict[str, Any]:
-        found = [(entry, variable) for entry in self._entries.values() if (variable := entry.get()) is not None]
+        self._entries = [entry for entry in self._entries if entry.is_early or entry.find() is not None]
+        found = [(entry, variable) for entry in self._entries if (variable := entry.get()) is not None]
         early = {entry.name: _bits(variable) for entry, variable in found if entry.is_early}
         later = {entry.name: _bits(variable) for entry, variable in found if not entry.is_early}
-        lines = [entry.line for entry in self._entries.values() if entry.is_early]
+        lines = [entry.line for entry in self._entries if entry.is_early]
         return {"variables": early, "later": later | self._awaited, "lines": lines}
 
     def check(self, state: dict[str, Any]) -> None:
         """The same variables have to be there at the beginning of the first loop; the first difference is named."""
-        here = [entry.line for entry in self._entries.values() if entry.is_early]
+        here = [entry.line for entry in self._entries if entry.is_early]
         saved = list(state["lines"])
         for mine, other in zip(here, saved, strict=False):
             if mine != other:
@@ -139,7 +142,7 @@ class Roster:
         """All that are there get their values, now; the others when they come. Gives those that have got one."""
         self._awaited = dict(state["later"])
         restored = []
-        for entry in list(self._entries.values()):
+        for entry in self._entries:
             variable = entry.find()
             values = state["variables"] if entry.is_early else self._awaited
             if variable is not None and entry.name in values:
