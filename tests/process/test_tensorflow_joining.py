@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.scripts import PYTHON, Ended, Run, write
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 BATCHES, EPOCHS, STRUCK, JOINED = 7, 5, (1, 2), (2, 3)  # (epoch, batch): when it dies, and when the others wait for it
 LEAVES = ("__autograph_generated_file",)
@@ -113,10 +113,7 @@ def calm(tmp_path_factory):
     return train_calmly
 
 
-CASES = [(0, "epochs"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, "range"), (0, "range")])]
-
-
-@pytest.mark.parametrize("victim, how", CASES)
+@pytest.mark.parametrize("victim, how", [(0, "epochs"), (1, "range"), (0, "range")])
 def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_calm_run(victim, how, calm, tmp_path):
     ended = train(tmp_path, victim, how)
     assert ended.code == 0, ended.err
