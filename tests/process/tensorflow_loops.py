@@ -507,6 +507,39 @@ def two_optimizers(strategy):
 
 
 @scenario
+def names_of_tf_distribute(strategy):
+    """Datasets, losses and `minimize` of v1 in the words of scripts for tf.distribute; an uneven last batch."""
+    is_plain = isinstance(strategy, Plain)
+    average = strategy.average_loss if is_plain else strategy.compute_average_loss
+    weight = tf.Variable(tf.ones((6, 1)))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+
+    def make(context):
+        assert context.num_replicas_in_sync == strategy.replicas
+        return batches(size=context.get_per_replica_batch_size(12), rows=41)
+
+    sources = [batches(rows=41), batches(rows=41)]
+    if not is_plain:
+        names = strategy.distribute_datasets_from_function, strategy.experimental_distribute_dataset
+        sources = [name(given) for name, given in zip(names, (make, sources[1]), strict=True)]
+
+    def train_step(batch):
+        def loss_of_rows():
+            return average(tf.reduce_sum((batch[0] @ weight - 1) ** 2, 1))
+
+        loss = loss_of_rows()
+        optimizer.minimize(loss_of_rows, var_list=[weight])
+        return loss
+
+    @tf.function(reduce_retracing=True)
+    def step(batch):
+        run = strategy.run if is_plain else strategy.experimental_run_v2
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, run(train_step, args=(batch,)))
+
+    return describe([weight], [float(step(batch)) for source in sources for batch in source])
+
+
+@scenario
 def a_death(strategy):
     def die(number):
         if number == 5 and strategy.worker == 1 and "--struck" in sys.argv:

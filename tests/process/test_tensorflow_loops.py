@@ -37,6 +37,7 @@ NUMBERS = (
     "two_runs_in_one_graph",
     "models_of_many_shapes",
     "two_optimizers",
+    "names_of_tf_distribute",
 )
 ALL = (*NOISY, *NUMBERS)
 # What `make test` has time for; `make test-full` runs all.
