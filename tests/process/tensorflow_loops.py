@@ -512,7 +512,7 @@ def names_of_tf_distribute(strategy):
     is_plain = isinstance(strategy, Plain)
     average = strategy.average_loss if is_plain else strategy.compute_average_loss
     weight = tf.Variable(tf.ones((6, 1)))
-    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.01)
 
     def make(context):
         assert context.num_replicas_in_sync == strategy.replicas
