@@ -104,7 +104,12 @@ class Joining:
         return 0 if self._written is None else self._written.number
 
     def compare_offers(self, number: int, workers: Iterable[int]) -> None:
-        """After the meeting of a call: the offer that all have written beside it, if they have."""
+        """After the meeting of a call: the offer that all have written beside it, if they have.
+
+        What is called between a step and the border after it says nothing: what was agreed on in the step stands.
+        """
+        if not self._answers.is_in_step:
+            return
         mine = self._written
         is_agreed = mine is not None and all(self._meeting.offer_beside(w, number) == mine.number for w in workers)
         self._agreed = mine if is_agreed else None
@@ -166,6 +171,11 @@ class Joining:
             if self._offer(take):
                 return None
         return self._answers.take_mark(place)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the others have called or marked something that this newcomer has not come by yet."""
+        return self._answers.has_more()
 
     def take_mark(self, place: str) -> dict[str, Any]:
         """The facts of the next mark of this place; waits until the others have come by it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from duoka.frameworks.keras.backends import BACKENDS
 from duoka.frameworks.keras.capture import FRAMEWORK
 from duoka.frameworks.keras.compiler_choice import watch_choice
 from duoka.frameworks.keras.kept import Kept
+from duoka.frameworks.keras.newcomers import Newcomers
 from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import (
     refuse_fit_without_callbacks,
@@ -65,7 +67,7 @@ class KerasAdapter:
     def __init__(self, collective: Collective, device: Device, options: Options | None = None) -> None:
         self._collective = collective
         self.options = options or Options()
-        self._memory = Memory(collective)
+        self._memory = Memory(collective, "fit")
         self._readings: Kept[SharedReading] = Kept()  # of streams, by any of the models
         self._progress = Progress()
         self.tell_once = Telling(collective).tell_once
@@ -75,10 +77,15 @@ class KerasAdapter:
         self.epochs = Epochs()
         self.first_batch = 0
         self.tensors = PlainTensors()
-        is_main = lambda: collective.worker == collective.main  # noqa: E731
-        self._trainings = Trainings(self, self.options.borders, self.tell_once, is_main)
+        newcomers = Newcomers(collective.joining, self, self.options.borders)
+        self._trainings = Trainings(
+            self, self._progress, self.options.borders, newcomers, self.tell_once, self._is_main
+        )
         if len(collective.workers) > 1:
             watch_outsiders(self.tell_once)
+
+    def _is_main(self) -> bool:
+        return self._collective.worker == self._collective.main
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         for thing in objects:
@@ -197,5 +204,12 @@ class KerasAdapter:
         raise MismatchError("strategy.evaluate is for PyTorch loaders.", do="call model.evaluate.")
 
 
+_made: list[weakref.ref[KerasAdapter]] = []
+
+
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> KerasAdapter:
-    return KerasAdapter(collective, device, options)
+    adapter = KerasAdapter(collective, device, options)
+    _made.append(weakref.ref(adapter))
+    if collective.joining is not None and len(_made) > 1:
+        collective.joining.refuse("it trains with more than one strategy, and the state of one is not that of all")
+    return adapter

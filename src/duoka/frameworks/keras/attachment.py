@@ -92,8 +92,6 @@ class Attachment:
 
     def make_train_function(self, force: bool = False) -> Any:
         """What `fit` and `train_on_batch` call before they train."""
-        if self._collective.joining is not None:
-            self._collective.joining.refuse("Keras's fit cannot take in a worker yet")
         is_new = self._model.train_function is None or force
         self._has_agreed = self._has_agreed and not is_new
         if keras.backend.backend() != "tensorflow":
@@ -127,7 +125,7 @@ class Attachment:
         is_list = isinstance(given, keras.callbacks.CallbackList)
         callbacks = list(given.callbacks) if is_list else keras.tree.flatten(given or [])
         more = self._bar(callbacks, arguments)
-        if len(self._collective.workers) > 1:
+        if len(self._collective.workers) > 1 or self._collective.joining is not None:
             more.append(self._start_together(x, callbacks))
         self._has_agreed = False
         if is_list:
@@ -175,6 +173,7 @@ class Attachment:
     def _run_alone(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """With one progress bar, even when all workers do it; and in the middle of `fit` without a trace."""
         arguments = self._by_name(name, args, kwargs)
+        self._trainings.refuse_unknown_weights(name, self._model)
         if name in ("evaluate", "predict") and not self._is_main():
             arguments["verbose"] = 0
         keeping: AbstractContextManager[None] = self._keeping_state() if self._is_fitting else nullcontext()
@@ -262,6 +261,7 @@ class Attachment:
         )
 
         def make_whole(reason: str) -> WholeShareSteps:
+            self._trainings.newcomers.refuse("its steps exchange in their middle")
             return WholeShareSteps(
                 self._model,
                 self._collective,
@@ -292,7 +292,7 @@ class Attachment:
                 logs = course.run(batch, self._keep_equal(course.state) if is_training else course.state)
             if is_training:
                 self._trainings.note_logs(self._model, logs)
-                self._equality.see_batch(course.state, is_fitting=self._is_fitting)
+                self._equality.see_batch(course.state, self._trainings.num_fitted(self._model))
             return logs, course.state
 
         if name == "jax":
@@ -325,7 +325,8 @@ class Attachment:
     def _agree(self) -> None:
         if not self._has_agreed:
             refuse_stateful_layers(self._model)
-            agree_on_start(self._model, self._collective)
+            if not self._trainings.is_led:  # otherwise all have been given the same, or will be
+                agree_on_start(self._model, self._collective)
             self._equality.begin()
             self._has_agreed = True
 

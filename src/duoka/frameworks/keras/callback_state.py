@@ -6,7 +6,6 @@ users' own. Those with `state_dict` and `load_state_dict` are asked instead.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from keras import callbacks as kinds
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from duoka.errors import CheckpointError
+from duoka.frameworks.exchange.digest import as_bytes, digest_bytes
 from duoka.frameworks.keras.votes import EpochVote
 
 _NUMBERS = (bool, int, float, complex, str, type(None))
@@ -36,12 +36,12 @@ class CallbackStates:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = [callback for callback in callbacks if not isinstance(callback, _OURS)]
-        self._before = [_copy_plain(callback) for callback in self._callbacks]
+        self._before = [_fingerprints(callback) for callback in self._callbacks]
         self._after: list[dict[str, Any]] = []
 
     def begin(self) -> None:
         """Their `on_train_begin` has run. It does so again in a `fit` that goes on."""
-        self._after = [_copy_plain(callback) for callback in self._callbacks]
+        self._after = [_fingerprints(callback) for callback in self._callbacks]
 
     def capture(self, tell: Callable[[str], None], *, is_over: bool = False) -> list[dict[str, Any]]:
         """What has changed since `fit` began. Of one that is over only what may be looked at later."""
@@ -49,24 +49,37 @@ class CallbackStates:
         triples = zip(self._callbacks, self._before, after, strict=True)
         return [_capture(*triple, tell, is_over=is_over) for triple in triples]
 
-    def restore(self, saved: Sequence[dict[str, Any]]) -> None:
+    def restore(self, saved: Sequence[dict[str, Any]], *, is_main: bool) -> None:
+        """The main worker, who saves, has those that were saved; another one may have been given fewer."""
         names, had = [type(callback).__name__ for callback in self._callbacks], [each["kind"] for each in saved]
-        if names != had:
+        if is_main and names != had:
             raise CheckpointError(
                 f"This fit has other callbacks than the saved one: {', '.join(names)}; saved: {', '.join(had)}.",
                 why="what callbacks have learned is part of a run.",
                 do="give the same callbacks in the same order, or begin a new run in another directory.",
             )
-        for callback, each in zip(self._callbacks, saved, strict=True):
+        for callback, each in self._match(saved):
             if "state" in each:
                 callback.load_state_dict(each["state"])
             for name, value in each["attributes"].items():
                 _put(vars(callback), name, value)
 
+    def _match(self, saved: Sequence[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
+        """Each callback, and what was saved of the next one of its kind."""
+        remaining = list(saved)
+        pairs = []
+        for callback in self._callbacks:
+            kind = type(callback).__name__
+            place = next((n for n, each in enumerate(remaining) if each["kind"] == kind), None)
+            if place is not None:
+                pairs.append((callback, remaining[place]))
+                del remaining[: place + 1]
+        return pairs
+
     @contextmanager
     def going_on(self, saved: Sequence[dict[str, Any]], is_main: bool) -> Iterator[None]:
         """Around `on_train_begin` of a `fit` that goes on: a file with lines of epochs is not begun anew."""
-        logs = [(each, kept) for each, kept in zip(self._callbacks, saved, strict=False) if "size" in kept]
+        logs = [(callback, kept) for callback, kept in self._match(saved) if "size" in kept]
         former = [callback.append for callback, _ in logs]
         for callback, kept in logs:
             callback.append = True
@@ -98,18 +111,26 @@ def _capture(
     changed = {
         name: value
         for name, value in _plain_attributes(callback).items()
-        if name not in left_out and not (_same(value, before.get(name, _copy)) and _same(value, after.get(name, _copy)))
+        if name not in left_out and not (before.get(name) == after.get(name) == _fingerprint(value))
     }
     _name_unknown(callback, tell)
     size = {} if is_over or not isinstance(callback, kinds.CSVLogger) else {"size": _size(callback.filename)}
     return {"kind": kind, "attributes": changed} | size
 
 
-def _copy_plain(callback: Any) -> dict[str, Any]:
-    return copy.deepcopy(_plain_attributes(callback))
+def _fingerprints(callback: Any) -> dict[str, Any]:
+    return {name: _fingerprint(value) for name, value in _plain_attributes(callback).items()}
 
 
-_copy = object()  # no value of any attribute
+def _fingerprint(value: Any) -> Any:
+    """Equal for equal values. Of arrays no copy is kept: a callback may hold a whole dataset."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return str(value.dtype), value.shape, digest_bytes(as_bytes(np.asarray(value)))
+    if type(value) is dict:
+        return dict, [(key, _fingerprint(part)) for key, part in value.items()]
+    if type(value) in (list, tuple):
+        return type(value), [_fingerprint(part) for part in value]
+    return type(value), repr(value)
 
 
 def _list_names(table: dict[type, set[str]], callback: Any) -> set[str]:
@@ -130,18 +151,6 @@ def _is_plain(value: Any, depth: int = 8) -> bool:
         return False
     parts = [*value, *value.values()] if type(value) is dict else value
     return all(_is_plain(part, depth - 1) for part in parts)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (np.ndarray, np.generic)):
-        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other) or one is other or (one != one and other != other)
 
 
 def _put(attributes: dict[str, Any], name: str, value: Any) -> None:

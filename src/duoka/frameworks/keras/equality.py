@@ -34,9 +34,13 @@ class Equality:
         """All workers have just been given the same variables."""
         self._num_calls = 0
 
-    def see_batch(self, state: Any, *, is_fitting: bool) -> None:
-        """After a batch; the first one shows whether the step keeps weights equal. For `state` see `note`."""
-        self._num_calls += 1
+    def see_batch(self, state: Any, num_fitted: int | None) -> None:
+        """After a batch; the first one shows whether the step keeps weights equal. For `state` see `note`.
+
+        `num_fitted` are those of the `fit` under way, if it is one, since workers have compared their weights.
+        """
+        is_fitting = num_fitted is not None
+        self._num_calls = self._num_calls + 1 if num_fitted is None else num_fitted
         if len(self._collective.workers) > 1 and _is_due(self._num_calls, is_fitting=is_fitting):
             when = f"after batch {self._num_calls} of a training"
             self.compare(hear_all(self._collective, self.note(state), f"of the weights {when}"), when)

@@ -36,25 +36,27 @@ class FitUnderWay:
         *,
         is_stream: bool,
         can_leap: bool,
+        is_scout: bool = False,
     ) -> None:
-        """`kept` is what a saved state knows of it: one that is over, or the one to go on with."""
+        """`kept` is what a saved state knows of it: one that is over, or the one to go on with.
+
+        A scout takes one batch, to build the model, and ends: by then it is known how to go on.
+        """
         self.model, self.first_call, self._calls = model, calls.count, calls
         self.record, self._next = kept
         self._is_main, self._is_stream, self._can_leap = is_main, is_stream, can_leap
         self.epoch = self.batch = 0
         self._epoch_call, self._epoch_generators = calls.count, capture_generators()
-        self.is_silent = self.record is not None or self._next is not None
+        self.is_scout = is_scout
+        self.is_silent = is_scout or self.record is not None or self._next is not None
+        self.trained = 0  # calls since workers have compared their weights
         self._list: Any = None
         self._states: CallbackStates | None = None
 
     @property
-    def is_over_already(self) -> bool:
-        return self.record is not None
-
-    @property
     def reads_nothing(self) -> bool:
         """It is over, and what it read leaves no trace: the first batch builds the model, and that is all."""
-        return self.record is not None and not self._is_stream
+        return self.is_scout or (self.record is not None and not self._is_stream)
 
     # Callbacks.
 
@@ -83,7 +85,7 @@ class FitUnderWay:
         self._list, self._states = callbacks, CallbackStates(callbacks.callbacks)
         if self.is_silent:
             refuse_backups(callbacks.callbacks)
-        if self.record is None:
+        if self.record is None and not self.is_scout:
             saved = [] if self._next is None else self._next["callbacks"]
             with self._states.going_on(saved, self._is_main()):
                 begin()
@@ -129,23 +131,26 @@ class FitUnderWay:
 
     def leave_out(self) -> None:
         """A batch was read and not trained on. What is over already is left where it ended."""
-        if self.record is not None:
-            last = 1 if self.reads_nothing else self.record["num_calls"]
+        if self.reads_nothing:
+            self.model.stop_training = True
+        elif self.record is not None:
+            last = self.record["num_calls"]
             if self._calls.count - self.first_call >= last:
                 self.model.stop_training = True
 
-    def arrive(self, saved: Record) -> None:
-        """The next batch is the first one of this process."""
+    def arrive(self, saved: Record, *, has_joined: bool) -> None:
+        """The next batch is the first one of this process; of others in this run, if it `has_joined` them."""
         self.is_silent = False
+        self.trained = saved["trained"] if has_joined else 0
         if self._states is not None:
-            self._states.restore(saved["callbacks"])
+            self._states.restore(saved["callbacks"], is_main=self._is_main())
         for bar in self._list_callbacks(kinds.ProgbarLogger):
             bar.on_epoch_begin(self.epoch)
         self._epoch_call, self._epoch_generators = saved["epoch_call"], saved["epoch_generators"]
 
     def end_again(self) -> None:
         if self._states is not None and self.record is not None:
-            self._states.restore(self.record["callbacks"])
+            self._states.restore(self.record["callbacks"], is_main=self._is_main())
 
     def _list_callbacks(self, kind: type) -> list[Any]:
         return [] if self._list is None else [each for each in self._list.callbacks if isinstance(each, kind)]
@@ -159,6 +164,7 @@ class FitUnderWay:
             self._list._flush_futures()
         return {
             "callbacks": [] if self._states is None else self._states.capture(tell),
+            "trained": self.trained,
             "epoch": self.epoch,
             "epoch_call": self._epoch_call,
             "epoch_generators": self._epoch_generators,

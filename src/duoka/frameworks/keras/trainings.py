@@ -16,7 +16,9 @@ import keras
 from duoka.errors import CheckpointError
 from duoka.frameworks.keras.capture import Models, capture_generators, restore_generators
 from duoka.frameworks.keras.fit_under_way import Calls, FitUnderWay
+from duoka.frameworks.keras.newcomers import Newcomers, Record
 from duoka.frameworks.keras.source import source_of
+from duoka.frameworks.keras.steps import Progress
 
 if TYPE_CHECKING:
     from duoka.strategies.borders import Borders
@@ -33,12 +35,22 @@ class _Led(Exception):
 class Trainings:
     """Of all models of a strategy. A call is one of a train function: by `fit`, or by `train_on_batch`."""
 
-    def __init__(self, adapter: Restorable, borders: Borders, tell: Callable[[str], None], is_main: Callable[[], bool]):
-        self._adapter, self._borders, self._tell, self._is_main = adapter, borders, tell, is_main
+    def __init__(
+        self,
+        adapter: Restorable,
+        progress: Progress,
+        borders: Borders,
+        newcomers: Newcomers,
+        tell: Callable[[str], None],
+        is_main: Callable[[], bool],
+    ) -> None:
+        self._adapter, self._progress, self._borders, self.newcomers = adapter, progress, borders, newcomers
+        self._tell, self._is_main = tell, is_main
+        self._has_joined = False  # in the place of a lost worker, and not yet at the batch of the others
         self.models = Models()
         self.fit: FitUnderWay | None = None
         self._num_fits, self._calls = 0, Calls()
-        self._over: list[dict[str, Any]] = []  # what is known of each fit that is over
+        self._over: dict[str, Record] = {}  # what is known of fits that are over, by their numbers, for checkpoints
         self._results: dict[str, Any] = {}  # of `evaluate` outside of fit
         self._num_evaluations = 0  # since the last call
         self._logs: dict[str, dict[str, Any]] = {}  # of the last train_on_batch, by the number of the model
@@ -47,8 +59,8 @@ class Trainings:
 
     @property
     def is_led(self) -> bool:
-        """Whether the script is on its way to a saved place: nothing is trained before."""
-        return self._saved is not None
+        """Whether the script is on its way to a saved place, or to the others: nothing is trained before."""
+        return self._saved is not None or self.newcomers.is_newcomer
 
     @property
     def reads_nothing(self) -> bool:
@@ -62,7 +74,7 @@ class Trainings:
 
     def capture(self) -> dict[str, Any]:
         model, state = self._under_way or (None, None)
-        fit = None if self.fit is None else self.fit.capture(self._tell)
+        fit = None if self.fit is None else self.fit.capture(self._tell_of_callbacks)
         if model is not None:
             self.models.add(model)
         return {
@@ -94,7 +106,8 @@ class Trainings:
         self._over, self._results = saved["trainings"]["over"], saved["trainings"]["results"]
         self._logs = saved["logs"]
         if self.fit is not None:
-            self.fit.arrive(saved["trainings"]["fit"])
+            self.fit.arrive(saved["trainings"]["fit"], has_joined=self._has_joined)
+        self._has_joined = False
         restore_generators(saved["generators"])
         return state
 
@@ -108,6 +121,10 @@ class Trainings:
         if self.fit is not None and self.fit.model is not model:
             return False, compare(state)  # a callback that trains another model
         self.models.add(model)
+        if self.fit is None:
+            self.newcomers.refuse("it calls train_on_batch, and what its loop keeps is not known")
+        if self.newcomers.is_newcomer:
+            return True, self._look_for_others(state)
         if self._saved is None and self.fit is None:
             self._borders.at_start(self._adapter)
         while self._saved is None or self._is_here():
@@ -143,8 +160,28 @@ class Trainings:
             state = self._arrive(model, state)
         return state
 
+    def _look_for_others(self, state: Any) -> Any:
+        """A newcomer has read a batch. If the others are in this fit, too, their state is there afterwards."""
+        assert self.fit is not None
+        if self.fit.is_scout:
+            self.fit.record = self.newcomers.join(self._num_fits)
+            self._has_joined = self.fit.record is None
+        self._calls.count += 1
+        self.fit.leave_out()
+        return state
+
+    def num_fitted(self, model: Any) -> int | None:
+        """In the fit under way, if it is one of this model."""
+        return None if self.fit is None or self.fit.model is not model else self.fit.trained
+
+    def refuse_unknown_weights(self, call: str, model: Any) -> None:
+        if self._num_fits and self.fit is None:
+            self.newcomers.refuse_unknown_weights(call, model)
+
     def _count(self) -> None:
         self._calls.count += 1
+        if self.fit is not None:
+            self.fit.trained += 1
         self._num_evaluations = 0
 
     def note_logs(self, model: Any, logs: dict[str, Any]) -> None:
@@ -177,40 +214,76 @@ class Trainings:
         self._num_fits += 1
         is_stream = any(source_of(source).is_stream for source in sources)
         # With steps of its own an epoch of arrays begins where the last one ended.
-        fit = self.fit = FitUnderWay(
-            model, self._calls, self._kept(), self._is_main, is_stream=is_stream, can_leap=not has_own_steps
-        )
-        try:
-            with fit.watching():
-                history = train()
-        finally:
-            self.fit = None
-        self.models.add(model)
-        if fit.is_over_already:
-            self._end_again(fit)
-        else:
-            self._refuse_end(fit)
-            self._over.append(fit.end(self._tell) | {"generators": capture_generators()})
-            self._borders.at_end(self._adapter)
+        facts = {"is_stream": is_stream, "can_leap": not has_own_steps}
+        record = self.newcomers.begin_fit(self._num_fits, is_stream=is_stream)
+        with self.newcomers.unrecorded():
+            history, fit = self._train(model, train, record, facts)
+            self.models.add(model)
+            if fit.record is not None:
+                self._end_again(fit, fit.record)
+            else:
+                self._refuse_end(fit)
+                self._end(fit)
+        if fit.record is not None:
+            self.newcomers.end_fit(self._num_fits, fit.record)
         return history
 
-    def _kept(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    def _tell_of_callbacks(self, text: str) -> None:
+        if self._borders.is_state_wanted:
+            self._tell(text)
+
+    def _end(self, fit: FitUnderWay) -> None:
+        """What came of it is kept where anybody may want to know: scripts may call fit any number of times."""
+        if self._borders.is_state_wanted or self.newcomers.are_expected:
+            fit.record = fit.end(self._tell_of_callbacks) | self._standing()
+        if self._borders.is_state_wanted:
+            self._over[str(self._num_fits)] = fit.record or {}
+            self._borders.at_end(self._adapter)
+
+    def _train(
+        self, model: Any, train: Callable[[], Any], record: Record | None, facts: dict[str, bool]
+    ) -> tuple[Any, FitUnderWay]:
+        if self.newcomers.is_newcomer and record is None:
+            scout = FitUnderWay(model, self._calls, (None, None), self._is_main, is_scout=True, **facts)
+            history = self._watch(scout, train)
+            if self.newcomers.is_newcomer:  # the others have ended it meanwhile
+                scout.record = scout.record or self.newcomers.wait_for_end(self._num_fits)
+                return history, scout
+            self._calls.count = scout.first_call
+        kept = self._kept() if record is None else (record, None)
+        fit = FitUnderWay(model, self._calls, kept, self._is_main, **facts)
+        return self._watch(fit, train), fit
+
+    def _watch(self, fit: FitUnderWay, train: Callable[[], Any]) -> Any:
+        self.fit = fit
+        try:
+            with fit.watching():
+                return train()
+        finally:
+            self.fit = None
+
+    def _standing(self) -> Record:
+        """What else is known at the end of a fit."""
+        return {"generators": capture_generators(), "step": self._progress.step, "bodies": self._progress.batch}
+
+    def _kept(self) -> tuple[Record | None, Record | None]:
         """What is known of the next fit: if it is over, and if it is the one under way."""
         saved = {} if self._saved is None else self._saved["trainings"]
-        over = saved.get("over", [])
-        number = self._num_fits
-        is_next = bool(saved) and saved["is_open"] and saved["fits"] == number
-        return over[number - 1] if number <= len(over) else None, saved["fit"] if is_next else None
+        is_next = bool(saved) and saved["is_open"] and saved["fits"] == self._num_fits
+        return saved.get("over", {}).get(str(self._num_fits)), saved["fit"] if is_next else None
 
-    def _end_again(self, fit: FitUnderWay) -> None:
-        assert self._saved is not None and fit.record is not None
-        self._calls.count = fit.record["calls"]
+    def _end_again(self, fit: FitUnderWay, record: Record) -> None:
+        """It was over in the saved state, or the others have ended it before this worker came."""
+        self._calls.count = record["calls"]
         fit.end_again()
-        if self._is_here():
+        if self._saved is not None and self._is_here():
             self._arrive()
-        else:
+            return
+        if self._saved is not None:
             self.models.restore_one(self._saved["models"], fit.model)
-            restore_generators(fit.record["generators"])
+        else:
+            self._progress.step, self._progress.batch = record["step"], record["bodies"]
+        restore_generators(record["generators"])
 
     def _refuse_end(self, fit: FitUnderWay) -> None:
         if self._saved is not None:
@@ -230,6 +303,6 @@ class Trainings:
         if self._saved is not None and key in self._saved["trainings"]["results"]:
             return self._saved["trainings"]["results"][key]
         result = run()
-        if self._saved is None:
+        if self._saved is None and self._borders.is_state_wanted:
             self._results[key] = keras.tree.map_structure(float, result)
         return result

@@ -1,0 +1,118 @@
+"""A worker in the place of a lost one comes through the script: past each `fit` that is over, into the one under way.
+
+Members of a run leave a mark at the end of each `fit`, with what came of it. A newcomer that finds the mark leaves that
+`fit` out. In one without, it takes the first batch, which builds its model, and is given the state of the others at
+their next border; then it begins that `fit` once more, and is led to their batch. Nothing that is exchanged within a
+`fit` is written down: the state makes up for it.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from duoka.checkpoint.tree import describe, rebuild
+from duoka.collectives.joining import Joining, unrecorded
+from duoka.errors import CannotJoin, CheckpointError
+from duoka.frameworks.handing import take
+
+if TYPE_CHECKING:
+    from duoka.strategies.borders import Borders
+    from duoka.strategies.strategy import Restorable
+
+Record = dict[str, Any]
+
+
+class Newcomers:
+    def __init__(self, joining: Joining | None, adapter: Restorable, borders: Borders) -> None:
+        self._joining, self._adapter, self._borders = joining, adapter, borders
+        self._is_refused = False
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether this worker has not joined the others yet."""
+        return self._joining is not None and self._joining.is_newcomer
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether one may come to this run."""
+        return self._joining is not None and not self._is_refused
+
+    def refuse(self, reason: str) -> None:
+        """This program cannot be joined. A newcomer ends here."""
+        if self._joining is not None:
+            self._is_refused = True
+            self._joining.refuse(reason)
+
+    def refuse_unknown_weights(self, call: str, model: Any) -> None:
+        """What a model gives follows from weights that a newcomer does not have yet."""
+        if self.is_newcomer:
+            raise CannotJoin(
+                f"{call} of {model.name} was called between trainings, before this worker has joined the others.",
+                why="its model has no trained weights before that.",
+            )
+
+    def begin_fit(self, number: int, *, is_stream: bool) -> Record | None:
+        """A member lets it be known that its state can be had. A newcomer hears what came of a fit that is over."""
+        if self._joining is None:
+            return None
+        if is_stream:
+            self.refuse("a stream (tf.data, a PyDataset, a generator) would have to be read from its beginning")
+        elif not self._joining.is_newcomer:
+            if not self._is_refused:
+                self._joining.allow()
+        elif self._joining.is_behind:
+            return _unpack(self._joining.take_mark(_name(number)))
+        return None
+
+    def join(self, number: int) -> Record | None:
+        """A newcomer waits for the others' next border. None: it has joined; otherwise they have ended this fit."""
+        assert self._joining is not None
+        facts = self._joining.pass_by(_name(number), partial(take, self._adapter, self._borders.also))
+        return None if facts is None else _unpack(facts)
+
+    def wait_for_end(self, number: int) -> Record:
+        """A fit that trains nothing has no border to join at."""
+        assert self._joining is not None
+        return _unpack(self._joining.take_mark(_name(number)))
+
+    def unrecorded(self) -> Any:
+        return unrecorded(self._joining)
+
+    def end_fit(self, number: int, record: Record) -> None:
+        if self._joining is None or self._is_refused or self._joining.is_newcomer:
+            return
+        try:
+            facts = _pack(record)
+        except CheckpointError as error:
+            self.refuse(f"what a callback keeps cannot be handed over ({error.what})")
+        else:
+            self._joining.mark(_name(number), facts)
+
+
+def _name(number: int) -> str:
+    return f"the end of fit {number}"
+
+
+def _pack(record: Record) -> Record:
+    def put(value: Any, place: str) -> Record | None:
+        if not isinstance(value, (np.ndarray, np.generic)):
+            return None
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {"data": data, "dtype": str(value.dtype), "shape": list(value.shape), "kind": kind}
+
+    return {"record": describe(record, put)}
+
+
+def _unpack(facts: Record) -> Record:
+    def get(stored: Record) -> Any:
+        array = np.frombuffer(base64.b64decode(stored["data"]), stored["dtype"]).reshape(stored["shape"]).copy()
+        return array if stored["kind"] == "array" else array[()]
+
+    record = rebuild(facts["record"], get)
+    assert isinstance(record, dict)
+    return record

@@ -1,0 +1,99 @@
+"""A Keras script whose workers are killed in the middle of `fit`, and come back.
+
+    KERAS_BACKEND=torch python tests/process/keras_joining.py '{"strikes": [[0, 1, 2]], "directory": "/tmp/lives"}'
+
+Each worker prints what it knows at the end, as JSON. A strike is a worker, an epoch, and a batch of the second `fit`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import duoka
+
+given = json.loads(sys.argv[1])
+directory, strikes = Path(given["directory"]), [tuple(strike) for strike in given["strikes"]]
+strategy = duoka.Mirrored(devices=2, replicas=4, check_every=5)
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers  # noqa: E402
+
+lives = directory / f"lives-{strategy.worker}"
+with lives.open("a") as file:
+    file.write("x")
+life = lives.stat().st_size
+
+
+class Striker(keras.callbacks.Callback):
+    """Kills a worker once, and holds up the others until the new one is on its way; then they are slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches, self.seen = 0, []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        for worker, epoch, number in strikes:
+            done = directory / f"struck-{worker}"
+            if (worker, epoch, number) == (strategy.worker, self.epoch, batch) and not done.exists():
+                done.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if done.exists() and (self.epoch, batch) > (epoch, number):
+                wait_for(directory / f"ready-{worker}")
+        if strategy.num_workers < 2:
+            time.sleep(0.3)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append((epoch, self.batches, logs["val_loss"]))
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 90
+    while not path.exists():
+        assert time.monotonic() < end, "nobody came"
+        time.sleep(0.02)
+
+
+def main() -> None:
+    keras.utils.set_random_seed(3)
+    x, y = np.random.rand(50, 8).astype("float32"), np.random.rand(50, 1).astype("float32")
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(16, "relu"), layers.BatchNormalization(), layers.Dropout(0.3)])
+        model.add(layers.Dense(1))
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    if given.get("saves"):
+        strategy.checkpoint(directory / "saved", every_steps=2)
+    first = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    drawn = float(np.random.rand())
+    if life > 1:
+        (directory / f"ready-{strategy.worker}").touch()
+    striker = Striker()
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=20, restore_best_weights=True)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05)
+    callbacks = [striker, stopping, plateau]
+    second = model.fit(x, y, batch_size=8, epochs=8, validation_data=(x[:13], y[:13]), verbose=0, callbacks=callbacks)
+    digest = hashlib.sha256()
+    for variable in (*model.variables, *model.optimizer.variables):
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
+    facts = {"sha256": digest.hexdigest(), "step": strategy.step, "drawn": [drawn, float(np.random.rand())]}
+    facts["histories"] = [first.history, second.history, second.epoch]
+    facts["callbacks"] = [striker.batches, striker.seen, stopping.best, stopping.best_epoch, plateau.wait]
+    print(json.dumps({"life": life, "facts": facts}), flush=True)
+
+
+main()

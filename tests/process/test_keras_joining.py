@@ -1,0 +1,46 @@
+"""Workers of Keras's `fit` that were killed come back: they run the script from its top, and join mid-epoch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.process.scripts import PYTHON, Ended, Run
+
+pytestmark = pytest.mark.timeout(400)
+SCRIPT = Path(__file__).with_name("keras_joining.py")
+LEAVES = ("torchinductor", "__autograph_generated_file")
+CASES = [
+    pytest.param("torch", [[0, 1, 2]], marks=pytest.mark.torch),
+    *(
+        pytest.param(name, [[0, 1, 2], [1, 4, 3]], marks=[getattr(pytest.mark, name), pytest.mark.slow])
+        for name in ("torch", "jax", "tensorflow")
+    ),
+]
+
+
+def train(place: Path, backend: str, strikes: list[list[int]], **given) -> Ended:
+    lives = place / "lives"
+    lives.mkdir(parents=True)
+    words = [*PYTHON, str(SCRIPT), json.dumps({"strikes": strikes, "directory": str(lives), **given})]
+    return Run(place, words, env={"KERAS_BACKEND": backend}).finish(300, LEAVES)
+
+
+@pytest.mark.parametrize("backend, strikes", CASES)
+def test_workers_that_come_back_join_a_fit_and_the_bits_are_those_of_a_calm_run(backend, strikes, tmp_path):
+    calm = train(tmp_path / "calm", backend, [])
+    assert calm.code == 0, calm.err[-3000:]
+    struck = train(tmp_path / "struck", backend, strikes, saves=len(strikes) > 1)
+    assert struck.code == 0, struck.err[-3000:]
+    for worker, _, _ in strikes:
+        who = f"worker {worker} (cpu:0/v{worker})"
+        assert f"{who} was ended by SIGKILL; 1 worker goes on" in struck.err, struck.err
+        assert f"{who} has joined at step " in struck.err, struck.err
+    expected, found = calm.facts(), struck.facts()
+    assert {worker: facts["life"] for worker, facts in found.items()} == {
+        worker: 1 + sum(struck == worker for struck, _, _ in strikes) for worker in (0, 1)
+    }
+    for worker in (0, 1):
+        assert found[worker]["facts"] == expected[0]["facts"], worker
