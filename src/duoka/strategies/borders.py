@@ -50,15 +50,18 @@ class Borders:
         for guest in self._at_start:
             guest(training)
 
-    def at_border(self, training: Restorable, compare: Callable[[], None] = lambda: None) -> None:
+    def at_border(
+        self, training: Restorable, compare: Callable[[], None] = lambda: None, *, is_training: bool = True
+    ) -> None:
         """A global batch is about to begin; `capture` gives the whole state of the run.
 
-        Whoever joins is there when workers are `compare`d, and what is saved has been compared.
+        Whoever joins is there when workers are `compare`d, and what is saved has been compared. Without `is_training`
+        nothing is saved: what begins is a batch of an evaluation.
         """
         for guest in self._first:
             guest(training)
         compare()
-        for guest in self._at_border:
+        for guest in self._at_border if is_training else ():
             guest(training)
 
     def at_end(self, training: Restorable) -> None:

@@ -41,6 +41,7 @@ class Course:
         self._is_followed = joining is not None  # by workers that may come
         self._newcomers = Newcomers(joining, self._capture, borders.also)
         self._leader: int | None = None
+        self._leads: Source | None = None  # what the leader goes through, or the last one
         self._unknown: str | None = None  # why it is not known where the loop is
 
     # What iterators tell.
@@ -59,11 +60,12 @@ class Course:
 
     def begin_step(self, walk: Walk) -> None:
         if self._leader is None:
-            self._leader = id(walk)
+            self._leader, self._leads = id(walk), walk.source
         if self._leader == id(walk):
             self._end_step()
             self._capture.arrive()
-            self._borders.at_border(self._capture, self._compare)
+            # Not in evaluations: a script that is resumed there would have come by its training without a batch.
+            self._borders.at_border(self._capture, self._compare, is_training=walk.source.trains)
 
     def gave(self, walk: Walk) -> None:
         if self._leader == id(walk):
@@ -92,6 +94,8 @@ class Course:
         """A step is about to be exchanged. All workers come by here, so that all of them stop."""
         if self._borders.is_state_wanted and (self._unknown or self._leader is None):
             self._refuse(self._unknown or _UNSEEN)
+        if self._leader is not None and self._leads is not None:
+            self._leads.trains = True
 
     @staticmethod
     def _refuse(why: str) -> None:

@@ -79,6 +79,7 @@ class Source:
         self.draws: list[int] = []  # in each pass that is over: batches, and one more if its end was seen
         self.first = 0  # the number of the batch that the pass under way began with
         self.num_made = 0  # iterators, in this process
+        self.trains = False  # weights were changed in a body of a loop over it
         self._digest = 0
 
     def begin(self) -> int | None:
@@ -114,11 +115,11 @@ class Source:
             )
 
     def capture(self) -> dict[str, Any]:
-        return self.passes.capture() | {"draws": list(self.draws)}
+        return self.passes.capture() | {"draws": list(self.draws), "trains": self.trains}
 
     def resume(self, state: dict[str, Any]) -> None:
         self.passes.resume(state)
-        self.draws = list(state["draws"])
+        self.draws, self.trains = list(state["draws"]), bool(state["trains"])
 
 
 class Distributed(UnaryUnchangedStructureDataset):
@@ -187,12 +188,12 @@ class Walk(OwnedIterator):
         if self._number != self.source.passes.number:
             self._hooks.lose("two iterators over one dataset of strategy.distribute_dataset are drawn from in turns")
             return super()._next_internal()
-        self._hooks.begin_step(self)
         try:
             batch = super()._next_internal()
         except tf.errors.OutOfRangeError:
             self._close(is_at_end=True)
             raise
+        self._hooks.begin_step(self)
         self.source.give(batch)
         self._hooks.gave(self)
         return batch
