@@ -97,7 +97,7 @@ def test_a_library_that_carries_exact_sums_gives_the_same_bits(num_replicas):
             assert hashes == expected, f"{num_workers} workers, worker {worker}"
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8, pytest.param(12, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_bits(num_replicas):
     expected = run_alone(1, num_replicas, sums_of_every_size)[0]
     for num_workers in range(1, num_replicas + 1):

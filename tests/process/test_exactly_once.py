@@ -179,7 +179,7 @@ def test_a_second_worker_killed_during_recovery_changes_no_bit():
         check(Story(3, 3, "large", (Strike(0, moment=6), Strike(2, moment=later))))
 
 
-@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.slow)])
 def test_a_second_death_while_replicas_are_dealt_anew_changes_no_bit(size):
     """The second victim is heard by one survivor, which crosses the border of the step, and not by the other."""
     per_step = 1 if size == "small" else 3  # announcements: arrived, reduced, taken

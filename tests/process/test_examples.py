@@ -108,6 +108,7 @@ def test_cifar_goes_on_from_its_newest_checkpoint(tmp_path, script, command):
 # MobileNetV2.
 
 
+@pytest.mark.slow
 def test_mobilenet_learns_from_idx_files_and_from_folders_of_pictures(tmp_path):
     write_idx_files(tmp_path / "idx")
     write_pictures(tmp_path / "pictures")

@@ -81,6 +81,7 @@ def choose_strikes(kind: str, seed: int, num_trainings: int, num_workers: int) -
     return [Strike(victim, after=chance.uniform(0.02, 1.0)) for victim in victims]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_worker_of_fit_killed_at_a_random_moment_changes_no_bit():
     check("fit-torch", 2, choose_strikes("fit-torch", 0, 1, 2))

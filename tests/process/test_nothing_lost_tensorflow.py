@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 KIND = "loop-tensorflow"
 
 
+@pytest.mark.slow
 def test_a_worker_killed_at_a_random_moment_of_a_loop_changes_no_bit():
     check(KIND, 2, choose_strikes(KIND, 0, 1, 2))
 

@@ -146,6 +146,7 @@ def test_an_exception_in_one_replica_stops_all_with_its_text(tmp_path):
     assert "my own mistake" in ended.err and "1 worker stopped because worker 1 (cpu:0/v1) failed" in ended.err
 
 
+@pytest.mark.slow
 def test_a_loss_in_the_middle_of_a_step_is_told_as_what_it_is(tmp_path):
     dies = """
         import os, signal
