@@ -125,9 +125,11 @@ def test_another_model_seed_number_of_replicas_or_backend_is_refused_with_the_di
         ),
         ({"seed": 3}, "is of a run with seed=0; this one has seed=3"),
         ({"replicas": 2}, "is of a run with replicas=4; this one has replicas=2"),
-        ({"replicas": 1}, "There is nothing to save yet"),
+        ({"replicas": 1}, "is of a run with replicas=4; this one has replicas=1"),
     ):
         ended = start(tmp_path, "torch", **{**given, **other}).finish(60, LEAVES)
         assert ended.code == 1 and words in ended.err, ended.err
+    alone = start(tmp_path, "torch", workers=1, replicas=1, directory=str(tmp_path / "other")).finish(60, LEAVES)
+    assert alone.code == 0 and "nothing was saved in" in alone.err, alone.err  # fit is Keras's own
     ended = start(tmp_path, "jax", **given).finish(60, LEAVES)
     assert ended.code == 1 and "is one of keras on torch, and this run is keras on jax" in ended.err, ended.err
