@@ -6,6 +6,7 @@ import atexit
 import importlib
 import multiprocessing
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,6 +58,8 @@ from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Adapter, Loop, Options, Request, Restorable
 from duoka.topology.membership import Membership
 from duoka.topology.placement import Placement, place
+
+_TOKEN = secrets.token_hex(3)  # beside a process id, which may come again; forks of this process have the same
 
 
 class WorkerSession:
@@ -131,6 +134,14 @@ class WorkerSession:
             attached = attachment()
             self._display = open_display(sys.stderr, None if attached is None else attached.identity.columns)
         return Progress(iterable, desc, total, is_main, position, self._display)
+
+    @property
+    def run(self) -> str:
+        attached = attachment()
+        if attached is not None and attached.identity.run_directory:
+            return Path(attached.identity.run_directory).name
+        # Those that a notebook starts are one run with it; a process alone is one run, whatever it trains.
+        return f"process-{os.getpid() if attached is None else attached.identity.supervisor}-{_TOKEN}"
 
     @property
     def is_newcomer(self) -> bool:
@@ -226,6 +237,10 @@ class NotebookSession:
     @property
     def borders(self) -> Borders:
         return self._joined.borders
+
+    @property
+    def run(self) -> str:
+        return self._joined.run
 
     @property
     def is_newcomer(self) -> bool:
@@ -471,7 +486,7 @@ def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None
 
 
 def _let_join(joining: Joining, also: Mapping[str, Any], training: Restorable) -> None:
-    joining.border(partial(give, training, also), partial(take, training, also))
+    joining.border(partial(give, training, also), partial(take, training, also), lambda: training.step)
 
 
 def _alone(plan: Plan) -> WorkerSession:

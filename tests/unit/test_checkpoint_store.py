@@ -19,7 +19,7 @@ import pytest
 from duoka.checkpoint.codec import NumpyCodec
 from duoka.checkpoint.disk import Disk
 from duoka.checkpoint.store import Store
-from duoka.checkpoint.writer import BackgroundWriter
+from duoka.checkpoint.writer import BackgroundWriter, Receipt
 from duoka.errors import CheckpointDamaged, CheckpointError, DeadlineExceeded
 
 CODECS = [NumpyCodec()]
@@ -644,7 +644,7 @@ def writer(tmp_path, said, disk):
     writer.close(10)
 
 
-def submit(writer: BackgroundWriter, step: int) -> float:
+def submit(writer: BackgroundWriter, step: int) -> Receipt:
     return writer.submit(step, facts_of(step), state_of(step))
 
 
@@ -658,24 +658,25 @@ def until(is_so) -> None:
 def test_what_is_written_is_the_state_of_the_moment_it_was_given(writer, disk):
     disk.go.clear()
     state, facts = state_of(3), facts_of(3)
-    assert writer.submit(3, facts, state) >= 0
+    receipt = writer.submit(3, facts, state)
+    assert receipt.stall_s > 0 and not receipt.is_saved
     state["weights"][:], state["moments"][0][:], state["lr"] = 9, 9, 9
     state["more"], facts["more"] = 1, 1
     disk.go.set()
     writer.wait(10)
     assert step_in(writer.store.newest(CODECS)) == 3
-    assert writer.failure is None and writer.saved_step == 3
+    assert writer.failure is None and writer.saved_step == 3 and receipt.is_saved
 
 
 def test_training_never_waits_for_the_disk_and_the_newest_state_is_written(writer, disk, said):
     disk.go.clear()
     submit(writer, 1)
     until(lambda: disk.syncs)  # it is being written
-    submit(writer, 2)
-    submit(writer, 3)
-    submit(writer, 4)
+    receipts = [submit(writer, step) for step in (2, 3, 4)]
     disk.go.set()
     writer.wait(10)
+    assert [receipt.is_saved for receipt in receipts] == [receipt.failure is None for receipt in receipts]
+    assert [receipt.is_saved for receipt in receipts] == [False, False, True]
     assert writer.store.names() == ["step-00000001", "step-00000004"]
     assert step_in(writer.store.newest(CODECS)) == 4 and step_in(writer.store.load("step-00000001", CODECS)) == 1
     assert [line.partition(":")[0] for line in said] == [
@@ -700,8 +701,9 @@ def test_a_save_that_fails_is_said_and_the_next_one_is_tried(writer, disk, said,
     before = tree_of(Path(writer.store.directory))
     disk.error = error
     for step in (2, 3):
-        submit(writer, step)
+        receipt = submit(writer, step)
         writer.wait(10)
+        assert not receipt.is_saved and receipt.failure is writer.failure
         assert f"step {step} was not saved" in said[-1] and os.strerror(error) in said[-1] and "WARNING" in said[-1]
         assert "Training goes on" in said[-1] and isinstance(writer.failure, CheckpointError)
         assert tree_of(Path(writer.store.directory)) == before

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _POLL_S = 0.02
-_IS_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+IS_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextmanager
@@ -51,6 +51,6 @@ def _wait_for(descriptor: int, kind: int, end: float) -> bool:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return True
         except OSError as error:
-            if error.errno not in _IS_TAKEN or time.monotonic() >= end:
+            if error.errno not in IS_TAKEN or time.monotonic() >= end:
                 return False
         time.sleep(_POLL_S)

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from duoka.checkpoint.claims import claim
 from duoka.checkpoint.codec import Codec
 from duoka.checkpoint.disk import Disk, make_folders, sync_folder
 from duoka.checkpoint.locks import exclusive, shared
-from duoka.checkpoint.manifest import explain, open_verified, signature
+from duoka.checkpoint.manifest import FACTS, explain, open_verified, signature
 from duoka.checkpoint.names import Place, list_left_overs, list_places, next_name, old_name, partial_name
 from duoka.checkpoint.reading import Found, load_folder
 from duoka.checkpoint.sealing import fill_folder, remove_folder
@@ -59,6 +60,23 @@ class Store:
         self._disk = Disk() if disk is None else disk
         self._verified: dict[str, tuple[Any, ...]] = {}  # by name: the signature at the time
         self._told: set[str] = set()
+
+    def open(self) -> None:
+        """Make the directory, and see that a checkpoint can be written there: where that can never be, say so now."""
+        with self._changing(f"Checkpoints cannot be kept in {self.directory}."):
+            make_folders(self._disk, self.directory)
+            probe = self._path(partial_name("step-00000000"))  # a name that the next save would clean up
+            try:
+                self._disk.make_folder(probe)
+                os.close(self._disk.create(os.path.join(probe, FACTS)))
+            finally:
+                if os.path.isdir(probe):
+                    remove_folder(self._disk, probe)
+
+    def claim(self, run: str) -> None:
+        """Take the directory for this run until this process ends; another run in it is an error."""
+        with self._changing(f"Checkpoints cannot be kept in {self.directory}."):
+            claim(self.directory, run)
 
     def save(self, step: int, facts: dict[str, Any], state: Any, codecs: Sequence[Codec]) -> str:
         """Write a state as the checkpoint of this step; returns its folder once it is on the disk."""

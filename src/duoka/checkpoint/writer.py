@@ -17,10 +17,21 @@ from duoka.checkpoint.store import Store
 from duoka.errors import CheckpointError, DeadlineExceeded
 
 
+@dataclass
+class Receipt:
+    """For a state that was given to be saved: what has become of it so far."""
+
+    step: int
+    stall_s: float = 0.0  # for how long the one who gave it was held up
+    is_saved: bool = False  # it is on the disk
+    failure: CheckpointError | None = None  # it is not, and will not be
+
+
 @dataclass(frozen=True)
 class _Job:
     snapshot: Snapshot
     room: Room
+    receipt: Receipt
 
 
 class BackgroundWriter:
@@ -52,21 +63,22 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def submit(self, step: int, facts: dict[str, Any], state: Any) -> float:
-        """Copy a state and let it be written; returns for how many seconds the caller was held up.
+    def submit(self, step: int, facts: dict[str, Any], state: Any) -> Receipt:
+        """Copy a state and let it be written. What becomes of it is known from the receipt, at the latest after `wait`.
 
         A state that cannot be saved at all is a CheckpointError here; trouble with memory or the disk is only said.
         """
-        begin = self._clock()
+        begin, receipt = self._clock(), Receipt(step)
         self._check_usable()
         snapshot = take(step, facts, state, self._codecs)
         room = self._take_room(step)
         try:
-            job = _Job(room.hold(snapshot), room)
+            job = _Job(room.hold(snapshot), room, receipt)
         except (MemoryError, OSError) as error:
             self._give_back(room)
-            self._fail(step, CheckpointError("There is no memory to copy the state to.", why=f"{error}"))
-            return self._clock() - begin
+            self._fail(receipt, CheckpointError("There is no memory to copy the state to.", why=f"{error}"))
+            receipt.stall_s = self._clock() - begin
+            return receipt
         except BaseException:
             self._give_back(room)
             raise
@@ -74,7 +86,8 @@ class BackgroundWriter:
             self._waiting = job
             self._start()
             self._changed.notify_all()
-        return self._clock() - begin
+        receipt.stall_s = self._clock() - begin
+        return receipt
 
     def reserve(self, state: Any) -> None:
         """Let memory for a state like this be made meanwhile: the first save takes no longer than the others then."""
@@ -120,6 +133,9 @@ class BackgroundWriter:
             job, self._waiting = self._waiting, None
         if job is None:
             raise DeadlineExceeded(f"Memory for the checkpoint of step {step} was not made in time.")
+        job.receipt.failure = CheckpointError(
+            f"The checkpoint of step {job.snapshot.step} was not written: that of step {step} took its place."
+        )
         self._say(
             f"the checkpoint of step {job.snapshot.step} is not written, that of step {step} takes its place: "
             f"{self.store.directory} is written to more slowly than states come. Save less often."
@@ -154,29 +170,29 @@ class BackgroundWriter:
                 job, self._waiting = self._waiting, None
                 self._writing = job
             try:
-                self._write(job.snapshot)
+                self._write(job)
             finally:
                 with self._changed:
                     self._writing = None
                     self._free.append(job.room)
                     self._changed.notify_all()
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, job: _Job) -> None:
         try:
-            self.store.write(snapshot)
+            self.store.write(job.snapshot)
         except CheckpointError as error:
-            self._fail(snapshot.step, error)
+            self._fail(job.receipt, error)
         except Exception as error:  # a mistake of ours must not end the thread: later saves are tried, too
-            self._fail(snapshot.step, CheckpointError(f"{type(error).__name__}: {error}"))
+            self._fail(job.receipt, CheckpointError(f"{type(error).__name__}: {error}"))
         else:
-            self.failure, self.saved_step = None, snapshot.step
+            self.failure, self.saved_step, job.receipt.is_saved = None, job.snapshot.step, True
 
-    def _fail(self, step: int, error: CheckpointError) -> None:
-        self.failure = error
+    def _fail(self, receipt: Receipt, error: CheckpointError) -> None:
+        self.failure = receipt.failure = error
         reason = " ".join(part for part in (error.what, error.why) if part)
         self._say(
-            f"WARNING: the checkpoint of step {step} was not saved. {reason} Training goes on without it, and the next"
-            " save is tried."
+            f"WARNING: the checkpoint of step {receipt.step} was not saved. {reason} Training goes on without it, and"
+            " the next save is tried."
         )
 
     def _say(self, line: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 if TYPE_CHECKING:
     from duoka.strategies.strategy import Restorable
@@ -21,6 +22,7 @@ class Borders:
         self._first: list[Guest] = []
         self._at_border: list[Guest] = []
         self._at_end: list[Guest] = []
+        self._when_wanted: list[WeakMethod[Callable[[], None]]] = []
         self.also: dict[str, Any] = {}  # objects of the user's own whose state belongs to that of the run
 
     def add(
@@ -39,6 +41,14 @@ class Borders:
         for guests, guest in given:
             if guest is not None:
                 guests.append(guest)
+        if start is not None:
+            for listener in self._when_wanted:
+                if (tell := listener()) is not None:
+                    tell()
+
+    def when_state_is_wanted(self, tell: Callable[[], None]) -> None:
+        """For whoever takes part in nothing before there are checkpoints: a method; its object is not kept."""
+        self._when_wanted.append(WeakMethod(tell))
 
     @property
     def is_state_wanted(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from duoka.checkpoint.reading import Found
 from duoka.checkpoint.store import Store
-from duoka.checkpoint.writer import BackgroundWriter
+from duoka.checkpoint.writer import BackgroundWriter, Receipt
 from duoka.errors import CheckpointError
 from duoka.strategies.rhythm import Rhythm
 from duoka.strategies.stopping import StopSign
@@ -43,9 +43,9 @@ class Checkpoints:
         session.borders.also.update(also)
         self._stop_sign = StopSign(session.collective, is_main, session.listen_for_termination())
         self._writer: BackgroundWriter | None = None
-        self._stalls: list[float] = []
+        self._receipts: list[Receipt] = []
         self._first_step = 0  # of this process
-        self._saved = (-1, -1)  # step and batch of the state that was saved, or resumed, last
+        self._saved = (-1, -1)  # step and batch of the state that was given to be saved, or was resumed, last
         self.resumed_step: int | None = None  # what this run went on from
         session.at_exit(self._tell_if_unused)
 
@@ -59,10 +59,13 @@ class Checkpoints:
         found: Found | None = None
         if turn.is_mine():
             with turn.acting():
+                self._open()
                 found = self._store.newest(self._session.list_codecs())
                 turn.word = b"" if found is None else found.name.encode()
-        elif turn.word and not self._session.is_newcomer:  # who joins a run is given its state
-            found = self._store.load(turn.word.decode(), self._session.list_codecs())
+        else:
+            self._store.claim(self._session.run)
+            if turn.word and not self._session.is_newcomer:  # who joins a run is given its state
+                found = self._store.load(turn.word.decode(), self._session.list_codecs())
         if found is not None:
             _compare_runs(found, self._facts())
             self._found = found, begin
@@ -77,6 +80,7 @@ class Checkpoints:
         self._rhythm.begin(training.step)
 
     def _take(self, training: Restorable, found: Found, begin: float) -> None:
+        one_sided = _compare_also(self._list_also(), found.state["kinds"])
         training.restore(found.state["run"])
         for name, thing in self._also.items():
             if name in found.state["also"]:
@@ -85,7 +89,10 @@ class Checkpoints:
         self._saved = found.step, found.facts["batch"]
         if self._is_main():
             seconds = time.monotonic() - begin
-            self._session.say(f"resumed from {found.path}: {_describe(found.facts)} ({seconds:.1f} s)")
+            where = f"{_describe(found.facts)}, of run {found.facts['run']}"
+            self._session.say(f"resumed from {found.path}: {where} ({seconds:.1f} s)")
+            if one_sided:
+                self._session.say(f"also= is not what it was when this run was saved: {'; '.join(one_sided)}")
             if changed := _list_changes(found.facts["fingerprint"], self._facts()["fingerprint"]):
                 self._session.say(f"not the same bits are promised as where it was saved: {'; '.join(changed)}")
 
@@ -95,9 +102,17 @@ class Checkpoints:
         turn = Turn(self._session.collective, "strategy.checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
+                self._open()
                 folder = self._store.set_aside()
                 if folder is not None:
                     self._session.say(f"resume=False: older checkpoints were moved to {folder}")
+        else:
+            self._store.claim(self._session.run)
+
+    def _open(self) -> None:
+        """A directory that can never be written, or is another run's, is an error at the start."""
+        self._store.open()
+        self._store.claim(self._session.run)
 
     # Saving.
 
@@ -128,23 +143,49 @@ class Checkpoints:
             self._stop(training)
 
     def save(self) -> None:
-        """Save now: outside of loops, on all workers alike. It is on the disk when this returns."""
+        """Save now: outside of loops, on all workers alike. It is on the disk when this returns, on each of them.
+
+        When it cannot be written, all of them raise the same CheckpointError.
+        """
+        self._save_together(must_succeed=True)
+
+    def _save_together(self, *, must_succeed: bool) -> None:
         if self._training is None:
             raise CheckpointError("There is nothing to save yet.", do="call it when training has begun.")
-        if self._is_main():
-            self._save(self._training)
-            self.wait()
+        turn = Turn(self._session.collective, "a checkpoint", _DEADLINE_S)
+        if turn.is_mine():
+            with turn.acting():
+                failure = self._save_now(self._training)
+                if failure is not None and must_succeed:
+                    raise failure
+
+    def _save_now(self, training: Restorable) -> CheckpointError | None:
+        """Save, and wait for the disk. Gives what went wrong, which has been said."""
+        self._save(training)
+        self.wait()
+        return self._failure
 
     def _save(self, training: Restorable) -> None:
+        """Unless this very state is on the disk, or on its way there."""
         here = training.step, training.batch
-        if here == self._saved:
+        if here == self._saved and self._failure is None:
             return
         state = self._collect(training)
-        self._stalls.append(self._writing().submit(training.step, self._facts(state["run"]), state))
+        self._receipts.append(self._writing().submit(training.step, self._facts(state["run"]), state))
         self._saved = here
 
+    @property
+    def _failure(self) -> CheckpointError | None:
+        """Of the last one."""
+        return self._receipts[-1].failure if self._receipts else None
+
     def _collect(self, training: Restorable) -> dict[str, Any]:
-        return {"run": training.capture(), "also": {name: x.state_dict() for name, x in self._also.items()}}
+        also = {name: thing.state_dict() for name, thing in self._also.items()}
+        return {"run": training.capture(), "also": also, "kinds": self._list_also()}
+
+    def _list_also(self) -> dict[str, str]:
+        """Their classes, by name."""
+        return {name: type(thing).__name__ for name, thing in self._also.items()}
 
     def _writing(self) -> BackgroundWriter:
         if self._writer is None:
@@ -163,9 +204,9 @@ class Checkpoints:
         turn = Turn(self._session.collective, "the last checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
-                self._save(training)
-                self.wait()
-                self._session.say(f"SIGTERM: step {training.step} is saved in {self._store.directory}")
+                failure = self._save_now(training)
+                how = "is saved" if failure is None else "is NOT saved"
+                self._session.say(f"SIGTERM: step {training.step} {how} in {self._store.directory}")
         raise SystemExit(TERMINATED)
 
     def _facts(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -176,7 +217,11 @@ class Checkpoints:
         }
         if state is not None:
             facts |= {name: state[name] for name in ("framework", "step", "batch", "epoch", "position")}
-            facts |= {"workers": self._session.num_workers, "agreed_step": state.get("agreed_step")}
+            facts |= {
+                "run": self._session.run,
+                "workers": self._session.num_workers,
+                "agreed_step": state.get("agreed_step"),
+            }
         return facts
 
     def _tell_if_unused(self) -> None:
@@ -187,20 +232,23 @@ class Checkpoints:
             )
 
     def _summarise(self) -> None:
-        stalls = [stall * 1000 for stall in self._stalls]
+        stalls = [receipt.stall_s * 1000 for receipt in self._receipts]
         if not stalls:
             return
-        count = f"{len(stalls)} checkpoint{'s' if len(stalls) > 1 else ''}"
+        num_saved = sum(receipt.is_saved for receipt in self._receipts)
+        count = f"{num_saved} checkpoint{'' if num_saved == 1 else 's'}"
         held_up = f"{statistics.median(stalls):.1f} ms (median), {max(stalls):.1f} ms at most"
-        failure = "" if self._writer is None or self._writer.failure is None else "; the last one was NOT saved"
-        self._session.say(f"{count} in {self._store.directory}, training held up for {held_up}{failure}")
+        failures = "" if num_saved == len(stalls) else f"; {len(stalls) - num_saved} more could NOT be saved"
+        if not self._receipts[-1].is_saved:
+            failures += ", the last one among them"
+        self._session.say(f"{count} in {self._store.directory}, training held up for {held_up}{failures}")
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if kind is None and self._training is not None:
-            self.save()
+            self._save_together(must_succeed=False)  # what follows the block is not to be lost for it
         else:
             self.wait(_DEADLINE_ON_ERROR_S)
 
@@ -217,6 +265,18 @@ def _compare_runs(found: Found, facts: dict[str, Any]) -> None:
                 why=f"{why}: it would not be the same run any more.",
                 do=f"use {name}={found.facts[name]}, another directory, or resume=False for a new run.",
             )
+
+
+def _compare_also(here: Mapping[str, str], saved: Mapping[str, str]) -> list[str]:
+    """Things of the same classes under the same names. Gives what is on one side only."""
+    for name, kind in here.items():
+        if saved.get(name, kind) != kind:
+            raise CheckpointError(
+                f"{name!r} in also= is {kind} here, and {saved[name]} in the saved run.",
+                do=f"use {saved[name]}, or begin a new run in another directory.",
+            )
+    missing = [f"{name!r} was saved, and is not given here" for name in saved if name not in here]
+    return missing + [f"{name!r} was not saved, and begins as it is given" for name in here if name not in saved]
 
 
 def _list_changes(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

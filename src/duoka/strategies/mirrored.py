@@ -193,11 +193,9 @@ class Mirrored(Loops, Saving):
     def scope(self) -> Iterator[None]:
         """Keras models that are made or compiled inside train on all replicas: `fit` and the rest stay as they are.
 
-        It may be opened many times, and models may be trained inside. With one replica nothing changes.
+        It may be opened many times, and models may be trained inside. With one replica nothing changes, but for
+        `strategy.checkpoint`, which saves their training.
         """
-        if self.replicas == 1 and not self._options.log_placement:
-            yield
-            return
         if self._adapter is None:
             self._adapter = self._unprepared or self._session.adapter_to("keras", self._options)
         with self._adapter.scope(self):

@@ -259,6 +259,11 @@ class Session(Protocol):
     def borders(self) -> Borders: ...
 
     @property
+    def run(self) -> str:
+        """The name of this run, the same on all of its workers, also on those that are started later."""
+        ...
+
+    @property
     def is_newcomer(self) -> bool:
         """Whether this worker was started in the place of a lost one, and has not joined the others yet."""
         ...
