@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 
 from duoka.devices.device import Device
@@ -49,8 +50,25 @@ def run_workers(
         return body(_join(attached).collective, *args)
 
     said: list[str] = []
+    before = remains()
     launched = launch(plan_for(num_workers, num_replicas, deadline_s), in_worker, said.append)
+    assert remains() == before, f"left behind: {before} has become {remains()}; {said}"
     return Told(launched.outcome, launched.results, said)
+
+
+def remains() -> tuple[int, int, int, list[str]]:
+    """Processes below this one, its sockets and shared memory, its other descriptors, and what lies in /dev/shm."""
+    targets = [_target(name) for name in os.listdir("/proc/self/fd")]
+    special = [target for target in targets if target.startswith(("socket:", "/memfd:"))]
+    children = psutil.Process().children(recursive=True)
+    return len(children), len(special), len(targets), sorted(os.listdir("/dev/shm"))
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
 
 
 def die_at(collective, number: int) -> None:

@@ -252,7 +252,9 @@ def test_a_signal_ends_everybody_cleanly(tmp_path, number, code):
         WAITING
         + """
 try:
+    strategy.barrier()
     if strategy.worker == 0:
+        print("both are here", flush=True)
         time.sleep(60)
     strategy.barrier()
 finally:
@@ -260,7 +262,7 @@ finally:
 """
     )
     going = start(tmp_path, source)
-    going.wait_for("ready")
+    going.wait_for("both are here")
     going.signal(number)
     ended = going.finish(5)
     assert ended.code == code

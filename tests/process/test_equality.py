@@ -179,6 +179,7 @@ def journal_of(ended) -> list[dict]:
     return [json.loads(line) for line in (ended.run_directory / "journal.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_verify_compares_runs_that_lost_their_main_worker_and_runs_that_part(tmp_path):
     calm_run = run(tmp_path / "calm", SCRIPT, "0.01", "-1", program=on_workers(1), timeout_s=90)

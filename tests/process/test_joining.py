@@ -18,7 +18,7 @@ from duoka.collectives.values import decode, encode
 from duoka.runtime.launch import Launched, launch
 from duoka.runtime.worker import attachment
 from duoka.session import _join
-from tests.conftest import plan_for
+from tests.conftest import plan_for, remains
 from tests.process.test_exactly_once import SIZES, gradient
 
 STEPS, WAITS = 60, 10  # at step 10 the members wait until a newcomer is about to come, at 20 for a second one, ...
@@ -45,6 +45,7 @@ class Story:
     deadline_s: float = 20.0
     mistake: str = ""  # what a newcomer does otherwise than the first workers did
     overrun: int = 0  # how many steps more one that has come back wants to run
+    deed: str = ""  # what one that has come back does otherwise than the others, three steps after it has joined
 
 
 class State:
@@ -86,22 +87,41 @@ def train(collective, story: Story, directory: Path) -> dict:
     joining = collective.joining
     if joining is not None:
         joining.allow()
+    joined_at = STEPS
     while state.step < STEPS + (life > 1) * story.overrun:
         if joining is not None:
             if joining.is_newcomer:
                 (directory / f"ready-{collective.worker}-{life}").touch()
             elif state.step and state.step % WAITS == 0:
                 _wait_for_newcomers(directory, min(story.joins, state.step // WAITS))
+            is_newcomer = joining.is_newcomer
             joining.border(state.write, state.read)
+            joined_at = state.step if is_newcomer else joined_at
             time.sleep(0.004)
+        deed = story.deed if state.step == joined_at + 3 else ""
+        if deed == "leaves":
+            break
+        if deed == "exits":
+            raise SystemExit(3)
+        if deed == "raises between steps":
+            int("no number")
+        if deed == "calls something else":
+            collective.barrier()
         moment(f"step {state.step}")
         exchange = collective.exchange(buffers, f"of step {state.step}")
 
-        def place(replica: int, exchange=exchange) -> bytes:
+        def place(replica: int, exchange=exchange, deed=deed) -> bytes:
+            collective.work_on(state.step, (replica,))
+            poison = directory / f"{state.step}-{replica}"
+            if deed == "comes to a row that nobody can read":
+                poison.touch()
+            if deed == "raises in a step" or poison.exists():
+                int(f"no number on worker {collective.worker}")
             exchange.slot(buffers[0], replica)[:] = gradient(replica, state.step, state.weights)
             exchange.slot(buffers[1], replica)[:] = 1 + state.step
-            return b"%d/%d" % (state.step, replica)
+            return b"%d/%d" % (state.step + (deed == "says something else"), replica)
 
+        exchange.common_part = lambda note: note.partition(b"/")[0]
         exchange.carry_out(place)
         assert exchange.notes == [b"%d/%d" % (state.step, r) for r in range(collective.num_replicas)]
         state.weights -= np.float32(0.05) * exchange.result(buffers[0])
@@ -152,7 +172,9 @@ def check(story: Story, directory: Path, left: int | None = None, joined: int | 
     """All who finish have the bits of a calm run, and what was to happen has happened. Returns what was said."""
     (directory / "calm").mkdir(parents=True)
     expected = calm(story.num_replicas, story.size, directory / "calm")
+    before = remains()
     launched, said = tell(story, directory)
+    assert remains() == before, f"{story}: {said}"
     told = f"{story}: {launched.outcome} {said}"
     assert launched.outcome.exit_code == 0, told
     times_joined = sum("has joined at step" in line for line in said)
@@ -189,6 +211,23 @@ def test_a_member_killed_while_another_one_joins_changes_no_bit(size, moment, tm
         story = Story(4, 6, size, (Strike(2, "step 3"), Strike(victim, moment)), joins=2)
         said = check(story, tmp_path / str(victim))
         assert sum("was ended by SIGKILL" in line for line in said) == 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "moment, size",
+    [
+        ("giving", "small"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [("giving", "large"), ("given", "small")]),
+    ],
+)
+def test_a_member_stopped_while_it_hands_over_its_state_is_named_killed_and_replaced(moment, size, tmp_path):
+    strikes = (Strike(2, "step 3"), Strike(0, moment, number=signal.SIGSTOP))
+    said = check(Story(4, 6, size, strikes, joins=2, deadline_s=0.6), tmp_path)
+    (warning,) = [line for line in said if "has not done its part at the border at which a worker joins" in line]
+    assert warning.startswith("worker 0 (cpu:0/v0) has not ") and "is stopped (SIGSTOP)" in warning
+    (loss,) = [line for line in said if "worker 0 (cpu:0/v0) was stopped (SIGSTOP) for " in line]
+    assert loss.endswith("2 workers go on (generation 2).")
 
 
 @pytest.mark.parametrize("moment", ["taking", "arriving"])
@@ -237,6 +276,38 @@ def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_sp
     assert "worker 1 (cpu:0/v1) had come back, and was not done when the others were" in said[-1]
 
 
+DEEDS = {
+    "raises between steps": "failed with ValueError (invalid literal for int() with base 10: 'no number')",
+    "raises in a step": "failed with ValueError (invalid literal for int() with base 10: 'no number on worker 1')",
+    "exits": "exited with code 3",
+    "leaves": "has finished its script at step ",
+    "calls something else": "called 'barrier', where the others called 'exchange of step ",
+    "says something else": "did otherwise in its loop body than the others: '",
+}
+
+
+@pytest.mark.parametrize("num_workers", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deed", list(DEEDS))
+def test_one_that_has_come_back_and_does_not_fit_ends_alone_with_one_line(deed, num_workers, tmp_path):
+    """Its script keeps something by itself that nobody has handed over."""
+    size = "large" if deed.startswith("says") else "small"
+    story = Story(num_workers, 4, size, (Strike(1, "step 5"),), deed=deed)
+    said = check(story, tmp_path, left=num_workers - 1)
+    *_, unfit = said
+    assert len(said) == 4, said
+    assert unfit.startswith(f"worker 1 (cpu:0/v1) had come back, and {DEEDS[deed]}"), said
+    assert unfit.endswith("(generation 3).") and "; it is not started again; " in unfit
+
+
+def test_what_others_raise_too_after_one_that_has_come_back_is_the_users_error_and_ends_the_run(tmp_path):
+    story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="comes to a row that nobody can read")
+    launched, said = tell(story, tmp_path)
+    assert launched.outcome.exit_code == 1 and launched.outcome.failed_worker in (0, 2), said
+    assert sum("had come back, and failed with ValueError" in line for line in said) == 1
+    assert "no number on worker " in launched.outcome.failure["traceback"]
+    assert launched.outcome.failure["where"].startswith("in replica ")
+
+
 MOMENTS = (
     "depositing",
     "staging",
@@ -250,8 +321,11 @@ MOMENTS = (
 )
 
 
-def write_story(seed: int) -> Story:
-    """Worker 0 or the last one lives; the others die at some moment of their first lives, and of their second."""
+def write_story(seed: int, *, stops: bool = False) -> Story:
+    """Worker 0 or the last one lives; the others die at some moment of their first lives, and of their second.
+
+    With `stops` some of them are stopped there, and are killed when nothing of them has moved for two deadlines.
+    """
     chance = random.Random(seed)
     num_workers = chance.randint(2, 4)
     immortal = chance.choice([0, num_workers - 1])
@@ -262,7 +336,12 @@ def write_story(seed: int) -> Story:
     for worker in mortals:
         strikes.append(Strike(worker, chance.choice((*MOMENTS, "taking")), chance.randrange(1, 30), life=2))
     size = chance.choice(list(SIZES))
-    return Story(num_workers, chance.randint(num_workers, 6), size, tuple(strikes))
+    story = Story(num_workers, chance.randint(num_workers, 6), size, tuple(strikes))
+    if not stops:
+        return story
+    numbers = [signal.SIGSTOP if chance.random() < 0.25 else signal.SIGKILL for _ in strikes]
+    struck = tuple(replace(strike, number=number) for strike, number in zip(strikes, numbers, strict=True))
+    return replace(story, strikes=struck, deadline_s=0.8)
 
 
 @pytest.mark.timeout(120)

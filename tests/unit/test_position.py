@@ -42,7 +42,49 @@ def test_epochs_start_where_the_run_is_and_passes_go_with_them():
     passes.resume({"passes": 4, "batches": 2, "at_epoch": 4, "order": ""})
     assert list(epochs.walk(3)) == []
     assert [(epoch, walk(passes, 4)) for epoch in epochs.walk(3)] == [(1, [2, 3]), (2, [0, 1, 2, 3])]
-    assert epochs.capture() == {"call": 2, "epoch": 3} and passes.capture()["at_epoch"] == 5
+    saved = epochs.capture()
+    assert (saved["call"], saved["epoch"], saved["is_over"]) == (2, 3, True) and passes.capture()["at_epoch"] == 5
+
+
+def walk_epochs(num_epochs: int, saved: dict | None = None) -> tuple[list, dict]:
+    """A script of one loop: what it did in which epoch, and its state at the end."""
+    passes, done = Passes(), []
+    epochs = Epochs(
+        begin=lambda is_resumed: passes.begin_resumed_epoch() if is_resumed else passes.begin_epoch(),
+        leave_out=lambda: (passes.leave_out_resumed(), done.append("arrived")),
+    )
+    if saved is not None:
+        epochs.resume(saved["epochs"])
+        passes.resume(saved["passes"])
+    done += [(epoch, walk(passes, 3)) for epoch in epochs.walk(num_epochs)]
+    return done, {"epochs": epochs.capture(), "passes": passes.capture()}
+
+
+def test_a_loop_that_was_over_goes_on_when_it_is_given_more_epochs():
+    _, saved = walk_epochs(2)
+    assert walk_epochs(2, saved)[0] == ["arrived"]
+    done, later = walk_epochs(4, saved)
+    assert done == ["arrived", (2, [0, 1, 2]), (3, [0, 1, 2])]
+    assert later == walk_epochs(4)[1]
+
+
+def test_fewer_epochs_than_were_trained_are_refused():
+    _, saved = walk_epochs(4)
+    with pytest.raises(CheckpointError, match=r"Epoch 4 is over in the saved run, and strategy\.epochs is asked for 2"):
+        walk_epochs(2, saved)
+    saved["epochs"] |= {"epoch": 2, "is_over": False}
+    with pytest.raises(CheckpointError, match="Epoch 3 is under way"):
+        walk_epochs(2, saved)
+
+
+def test_a_loop_that_was_followed_by_another_one_cannot_have_other_epochs():
+    epochs = Epochs()
+    list(epochs.walk(2)), list(epochs.walk(3))
+    for number in (1, 4):
+        again = Epochs()
+        again.resume(epochs.capture())
+        with pytest.raises(CheckpointError, match=f"Loop 1 .* had 2 epochs .* asked for {number} now"):
+            list(again.walk(number))
 
 
 def test_a_rhythm_counts_steps_from_the_beginning_and_seconds_from_the_last_time():

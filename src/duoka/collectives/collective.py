@@ -36,7 +36,12 @@ class Exchange(ABC):
 
     Write each replica of `missing` into its slots, call `deposit`, and then `commit`. When `commit`
     says False, a worker was lost and some of its replicas are now `missing` here: do the same with them.
+
+    `common_part` gives what must be the same in the notes of all replicas. Whoever has come back, and is alone with
+    something else there, is taken out of the run before anything is added up.
     """
+
+    common_part: Callable[[bytes], bytes] | None = None
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ What makes it exactly-once:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,6 +33,18 @@ if TYPE_CHECKING:
 
 Moment = Callable[[str], None]
 Carry = Callable[[int, float], None]  # the number of the call, its deadline in seconds
+
+
+def tell_difference(own: bytes, theirs: bytes) -> str:
+    """The first clause in which two stories differ.
+
+    >>> tell_difference(b"now: backward; learning rates 0.1", b"now: backward; learning rates 0.2")
+    "'learning rates 0.1' and not 'learning rates 0.2'"
+    """
+    mine, others = (text.decode(errors="replace").split("; ") for text in (own, theirs))
+    pairs = zip_longest(mine, others, fillvalue="nothing")
+    one, other = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    return f"{one[:100]!r} and not {other[:100]!r}"
 
 
 class CarriedBuffer(Protocol):
@@ -165,7 +178,9 @@ class SharedExchange(Exchange):
         self._moment("arriving")
         self._meeting.meet(self._number, ARRIVED, deadline_s)
         self._moment("arrived")
+        self._collective.part_from_odd_calls(self._number, self._placement.workers, deadline_s)
         self._collective.compare_calls(self._number, self._placement.workers)
+        self._part_from_odd_notes(deadline_s)
         if not self.is_small:
             if self._carry is None:
                 self._reduce()
@@ -173,6 +188,20 @@ class SharedExchange(Exchange):
                 self._carry(self._number, deadline_s)
             self._moment("reduced")
             self._meeting.meet(self._number, REDUCED, deadline_s)
+
+    def _part_from_odd_notes(self, deadline_s: float) -> None:
+        if self.common_part is None or not self._meeting.has_anybody_come_back:
+            return
+        parts: dict[int, set[bytes]] = {}
+        for replica in range(self._collective.num_replicas):
+            note = self._staging.read_note(self._number, replica)
+            parts.setdefault(self._placement.owner(replica), set()).add(self.common_part(note))
+        if odd := self._meeting.find_odd(parts):
+            own, *_ = sorted(parts[odd[0]])
+            (theirs, *_) = sorted(parts[next(worker for worker in parts if worker not in odd)])
+            what = f"did otherwise in its loop body than the others: {tell_difference(own, theirs)}"
+            listing = f"{what}\nits: {own.decode(errors='replace')}\ntheirs: {theirs.decode(errors='replace')}"
+            self._meeting.part_from(odd, what, listing, deadline_s)
 
     def _stage(self) -> None:
         """Copy this worker's partial sums to where everybody reads small numbers, each of them once.

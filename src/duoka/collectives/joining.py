@@ -33,6 +33,10 @@ Hand = Callable[[int], None]  # writes a state into this descriptor, or reads on
 _LOOK_AGAIN_S = 0.05
 
 
+class Later(Exception):
+    """A newcomer that reads the state finds the others far ahead: they go on, while it does what brings it there."""
+
+
 class Joining:
     """This worker's part in it: a member that lets others join, or a newcomer that wants to."""
 
@@ -114,9 +118,10 @@ class Joining:
         is_agreed = mine is not None and all(self._meeting.offer_beside(w, number) == mine.number for w in workers)
         self._agreed = mine if is_agreed else None
 
-    def border(self, give: Hand, take: Hand) -> None:
+    def border(self, give: Hand, take: Hand, step: Callable[[], int] | None = None) -> None:
         """A step is about to begin, and nothing of the last one is left to be done.
 
+        `step` counts as the user does: the steps of a collective are evaluations, too.
         A newcomer comes back from here as a member, with the state that `take` has read.
         """
         if self.is_newcomer:
@@ -124,7 +129,7 @@ class Joining:
         elif self._agreed is not None:
             offer, self._agreed = self._agreed, None
             if offer.records == self._answers.num_passed:  # else all members are past the place where it waits
-                self._let_join(offer, give)
+                self._let_join(offer, give, step or (lambda: self._meeting.steps))
         self._answers.is_in_step = True
 
     def end_step(self) -> None:
@@ -137,20 +142,23 @@ class Joining:
         yield
         self._answers.is_in_step = is_in_step
 
-    def _let_join(self, offer: Offer, give: Hand) -> None:
+    def _let_join(self, offer: Offer, give: Hand, step: Callable[[], int]) -> None:
         collective = self._collective
         collective.release()
         with collective.failing_for_good():
             while True:
                 try:
                     collective.moment("at the border")
-                    joined = self._meeting.let_join(offer.number, lambda: self._give(give), collective.deadline_s)
+                    deadline_s = collective.deadline_s
+                    joined = self._meeting.let_join(offer.number, lambda: self._give(give), deadline_s, step())
                 except Regrouped as regrouped:
                     collective.adopt(regrouped.decision)
                     continue
                 self._meeting.offers.pop(offer.worker, None)
                 if joined:
                     collective.deal_to(self._meeting.membership.workers)
+                else:
+                    os.ftruncate(self._parcel, 0)  # nobody takes it any more
                 return
 
     def _give(self, give: Hand) -> None:
@@ -165,12 +173,17 @@ class Joining:
     def pass_by(self, place: str, take: Hand) -> dict[str, Any] | None:
         """A newcomer comes to a place that the others mark when they leave it.
 
-        Returns the facts of the mark if they have left it; None if this worker has joined them there.
+        Returns the facts of the mark if they have left it; None if this worker has joined them there. Raises Later if
+        `take` does: it has not joined, and nobody waits for it.
         """
+        return None if self.join(take) else self._answers.take_mark(place)
+
+    def join(self, take: Hand) -> bool:
+        """Wait to be joined with the others. False: they have called or marked something that comes first."""
         while not self._answers.has_more():
             if self._offer(take):
-                return None
-        return self._answers.take_mark(place)
+                return True
+        return False
 
     @property
     def is_behind(self) -> bool:
@@ -199,7 +212,11 @@ class Joining:
                 continue
             if message["kind"] == "take":
                 self._collective.moment("taking")
-                take(self._parcel)
+                try:
+                    take(self._parcel)
+                except Later:
+                    self._meeting.tell({"kind": "later", "offer": message["offer"]})
+                    raise
                 has_taken = True
                 self._meeting.tell({"kind": "settled", "offer": message["offer"]})
             elif message["kind"] == "joined":

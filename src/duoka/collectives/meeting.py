@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
@@ -25,7 +25,8 @@ from duoka.topology.membership import Membership
 ARRIVED, REDUCED, TAKEN = 0, 1, 2
 _BORDER_PATIENCE = 4.0  # how many times the deadline a border may take at which somebody joins: a state is copied
 _PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last result"}
-NOT_AT_BORDER = "come to the border at which a worker joins"
+NOT_AT_BORDER = "done its part at the border at which a worker joins"
+UNFIT = "been taken out of the run"
 UNDECIDED = "come to the end of what it was doing when a worker was lost"
 
 
@@ -164,6 +165,7 @@ class Meeting:
                 # What they said before they left is in our pipe already, but perhaps not read yet.
                 messages = self._mailbox.receive(0.0 if gone else patience.left())
                 if gone and not messages:
+                    self._part_from_gone(gone, number, deadline_s)
                     raise self._left_error(gone[0], number)
                 self._hear(messages, deadline_s)
         except _Expired:
@@ -181,10 +183,11 @@ class Meeting:
             self._hear(messages, seconds)
         return True
 
-    def _begin_wait(self, phase: str, deadline_s: float) -> Patience:
+    def _begin_wait(self, phase: str, deadline_s: float, step: int | None = None) -> Patience:
         self._waits += 1
         # As the user counts: our own steps are evaluations, too.
-        step = self.work.step if self.work is not None and self.work.is_under_way else self.steps
+        if step is None:
+            step = self.work.step if self.work is not None and self.work.is_under_way else self.steps
         facts = {"phase": phase, "step": step, "wait": self._waits}
         return Patience(self._link, self._clock, deadline_s, self._pace.lengthen, facts)
 
@@ -272,6 +275,49 @@ class Meeting:
         self._link.send({"kind": "report", "generation": generation} | standing)
         return generation
 
+    # Workers that have come back, and do not fit to the others.
+
+    @property
+    def has_anybody_come_back(self) -> bool:
+        return any(worker in self._since for worker in self.membership.workers)
+
+    def find_odd(self, deeds: Mapping[int, object]) -> list[int]:
+        """Those who do otherwise than the worker that has been there longest, if all of them came back after it.
+
+        All workers who see the same deeds come to the same answer.
+        """
+        oldest = self.by_age(deeds)[0]
+        odd = [worker for worker, deed in deeds.items() if deed != deeds[oldest]]
+        is_younger = [self._since.get(worker, 0) > self._since.get(oldest, 0) for worker in odd]
+        return odd if all(is_younger) else []
+
+    def part_from(self, odd: Sequence[int], what: str, listing: str, deadline_s: float) -> NoReturn:
+        """Have the supervisor take these out of the run, and wait for that: it raises Regrouped, as after any loss.
+
+        Those who are odd come here, too: a process that is about to be killed does nothing better than wait.
+        """
+        told = {"kind": "differs", "workers": list(odd), "what": what[:300], "listing": listing[:4000]}
+        self._link.send(told | {"generation": self.membership.generation})
+        patience = self._begin_wait(UNFIT, deadline_s)
+        try:
+            while True:
+                self._tell(patience, [worker for worker in odd if worker != self.worker])
+                answer = self._link.receive(patience.left())
+                if answer is not None and answer["kind"] == "lost":
+                    raise Regrouped(self._regroup(answer, deadline_s))
+                if answer is not None:
+                    self._obey(answer)
+        except _Expired:
+            raise DeadlineExceeded(f"{self._describe(odd[0])} has not {UNFIT} at step {self.steps}.") from None
+        finally:
+            patience.end()
+
+    def _part_from_gone(self, gone: Sequence[int], number: int, deadline_s: float) -> None:
+        odd = self.find_odd({worker: worker in gone for worker in self.membership.workers})
+        if odd and set(odd) <= set(gone):
+            what = f"has finished its script at step {self.steps}, where the others go on"
+            self.part_from(odd, what, str(self._left_error(odd[0], number)), deadline_s)
+
     # Joining; see joining.py.
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -284,19 +330,20 @@ class Meeting:
             self._obey(message)
         return message
 
-    def let_join(self, offer: int, give: Callable[[], None], deadline_s: float) -> bool:
+    def let_join(self, offer: int, give: Callable[[], None], deadline_s: float, step: int) -> bool:
         """Stop at a border until everybody has, and the newcomer has the state. False: it is gone, or was refused.
 
+        `step`: as the user counts, for what is said of it.
         Raises Regrouped after a loss: everybody is still at this border then, and comes here again.
         """
-        standing = {"completed": self.completed, "steps": self.steps, "deadline_s": deadline_s}
+        standing = {"completed": self.completed, "steps": self.steps, "deadline_s": deadline_s, "step": step}
         deadline_s *= _BORDER_PATIENCE
         self._link.send({"kind": "border", "offer": offer, "generation": self.membership.generation} | standing)
-        patience = self._begin_wait(NOT_AT_BORDER, deadline_s)
+        patience = self._begin_wait(NOT_AT_BORDER, deadline_s, step)
         try:
             return self._stand_at_border(offer, give, patience, deadline_s)
         except _Expired:
-            raise self._border_error(deadline_s) from None
+            raise self._border_error(step, deadline_s) from None
         finally:
             patience.end()
 
@@ -309,6 +356,7 @@ class Meeting:
             if answer["kind"] == "lost":
                 raise Regrouped(self._regroup(answer, deadline_s))
             if answer["kind"] == "give":
+                patience.begin_anew()  # from here on the others wait for this one
                 self._link.send({"kind": "given", "offer": answer["offer"], "reason": _try(give)})
             elif answer["kind"] in ("joined", "refused") and int(answer["offer"]) == offer:
                 if answer["kind"] == "joined":
@@ -372,9 +420,9 @@ class Meeting:
             do="let all workers run the same number of steps; a condition that ends the loop must be the same on all.",
         )
 
-    def _border_error(self, deadline_s: float) -> DeadlineExceeded:
+    def _border_error(self, step: int, deadline_s: float) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"A worker was about to join at step {self.steps}, and has not after {deadline_s:g} s.",
+            f"A worker was about to join at step {step}, and has not after {deadline_s:g} s.",
             why="a worker has not come to this border of steps, or its state could not be handed over in time.",
             do="raise deadline_s if that may take so long, or start with respawn=False.",
         )

@@ -90,6 +90,11 @@ class Patience:
         told = {"missing": list(missing), "is_late": is_over, "waited_s": waited_s, "deadline_s": self._deadline_s}
         self._link.send({"kind": "waiting"} | told | self._facts)
 
+    def begin_anew(self) -> None:
+        """This worker has something to do itself before it goes on waiting: if it hangs there, it is to blame."""
+        self.end()
+        self._begun, self._told = self._clock(), None
+
     def end(self) -> None:
         if self._told is not None:
             self._link.send({"kind": "waited"})

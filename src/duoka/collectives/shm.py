@@ -120,6 +120,21 @@ class SharedMemory(Collective):
         if self._failure is not None:
             raise self._failure
 
+    def part_from_odd_calls(self, number: int, workers: Iterable[int], deadline_s: float) -> None:
+        """Before a call is compared for good: one that has come back, and calls something else, is not waited for.
+
+        The call is not completed then. It is done again without that one, by the rules for a loss.
+        """
+        if not self.meeting.has_anybody_come_back:
+            return
+        calls = self.meeting.calls(number, workers)
+        odd = self.meeting.find_odd(calls)
+        if not odd or any(calls[worker].startswith(b"broadcast") for worker in odd):
+            return  # a broadcast writes where the parts of others lie
+        own, theirs = (calls[w].decode(errors="replace") for w in (odd[0], next(w for w in calls if w not in odd)))
+        what = f"called {own[:120]!r}, where the others called {theirs[:120]!r}"
+        self.meeting.part_from(odd, what, f"{what}\nits: {own}\ntheirs: {theirs}", deadline_s)
+
     def compare_calls(self, number: int, workers: Iterable[int]) -> None:
         """All workers see the same calls here, so either all of them raise or none."""
         calls = self.meeting.calls(number, workers)
@@ -203,6 +218,7 @@ class SharedMemory(Collective):
                 try:
                     self.moment("arriving")
                     self.meeting.meet(number, ARRIVED, self._deadline(deadline_s))
+                    self.part_from_odd_calls(number, placement.workers, self._deadline(deadline_s))
                     self.compare_calls(number, placement.workers)
                     return placement
                 except Regrouped as regrouped:

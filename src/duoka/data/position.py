@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from duoka.errors import CheckpointError
+
 
 class Passes:
     """The passes over one source of batches. A position is (passes that are over, batches given out of the next).
@@ -88,18 +90,26 @@ class Passes:
 
 
 class Epochs:
-    """The epochs of `strategy.epochs`. Where the run is: (which call of it, which epoch)."""
+    """The epochs of `strategy.epochs`. Where the run is: (which call of it, which epoch).
+
+    A loop that was over when the run was saved, and is given more epochs, goes on after the last of them.
+    """
 
     def __init__(
         self,
         enter: Callable[[], None] = lambda: None,
         begin: Callable[[bool], None] = lambda is_resumed: None,
-        end: Callable[[bool], None] = lambda is_resumed: None,
+        leave_out: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         self._enter = enter  # before a loop begins
-        self._begin, self._end = begin, end  # of an epoch, of a loop: told whether it is what was saved
+        self._begin = begin  # of an epoch: told whether it is the one that was under way in the saved state
+        self._leave_out = leave_out  # a loop was over in the saved state: the script is where it was saved
+        self._end = end  # of a loop
         self.num_calls = 0
         self._position = self._resumed = (0, 0)
+        self._is_over = self._was_over = False  # the last loop, here and in the saved state
+        self._lengths: dict[int, int] = {}  # of loops that are over, by their calls
 
     @property
     def epoch(self) -> int:
@@ -111,21 +121,49 @@ class Epochs:
         self._enter()
         self.num_calls += 1
         call, epoch = self._resumed
-        is_resumed = self.num_calls == call
-        first = epoch if is_resumed else num_epochs if self.num_calls < call else 0
-        for number in range(first, num_epochs):
+        self._check(num_epochs)
+        if self.num_calls < call:
+            return
+        is_saved = self.num_calls == call
+        if is_saved and self._was_over:
+            self._leave_out()
+        self._is_over = False
+        for number in range(epoch if is_saved else 0, num_epochs):
             self._position = self.num_calls, number
-            self._begin(is_resumed and number == epoch)
+            self._begin(is_saved and number == epoch and not self._was_over)
             yield number
-        if self.num_calls >= call:
-            self._position = self.num_calls, num_epochs
-            self._end(is_resumed and epoch >= num_epochs)
+        self._position, self._is_over = (self.num_calls, num_epochs), True
+        self._lengths[self.num_calls] = num_epochs
+        self._end()
+
+    def _check(self, num_epochs: int) -> None:
+        """More epochs than when it was saved can be had at the place where it was saved; fewer never."""
+        call, epoch = self._resumed
+        if self.num_calls < call:
+            length = self._lengths.get(self.num_calls, num_epochs)
+            if num_epochs != length:
+                raise CheckpointError(
+                    f"Loop {self.num_calls} over strategy.epochs had {length} epochs when this run was saved, and is"
+                    f" asked for {num_epochs} now.",
+                    why="training went on after it, from the weights that it had ended with.",
+                    do=f"ask for {length} epochs there, or begin a new run in another directory.",
+                )
+        elif self.num_calls == call and num_epochs < (begun := epoch if self._was_over else epoch + 1):
+            state = "is over" if self._was_over else "is under way"
+            raise CheckpointError(
+                f"Epoch {begun} {state} in the saved run, and strategy.epochs is asked for {num_epochs} now.",
+                why="the weights of an earlier epoch are not there any more.",
+                do=f"ask for {begun} epochs or more, or begin a new run in another directory.",
+            )
 
     def capture(self) -> dict[str, Any]:
         call, epoch = self._position
-        return {"call": call, "epoch": epoch}
+        lengths = {str(number): length for number, length in self._lengths.items()}
+        return {"call": call, "epoch": epoch, "is_over": self._is_over, "lengths": lengths}
 
     def resume(self, state: dict[str, Any]) -> None:
         position = int(state["call"]), int(state["epoch"])
         if position != self._position:
             self._position = self._resumed = position
+            self._is_over = self._was_over = bool(state.get("is_over", False))
+        self._lengths |= {int(number): int(length) for number, length in state.get("lengths", {}).items()}

@@ -52,7 +52,7 @@ class Fold:
         write_err: Callable[[bytes], None],
         clock: Callable[[], float],
         main: int = 0,
-        hold_s: float = 0.3,
+        hold_s: float = 1.0,
         *,
         one_screen: bool = True,
     ) -> None:

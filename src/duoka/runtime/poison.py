@@ -43,6 +43,13 @@ class Death:
     is_out_of_memory: bool = False  # the system was short of it, and kills processes then
     stuck: Lost | None = None  # why we have killed it
 
+    @property
+    def is_own_doing(self) -> bool:
+        """What it did has ended it, and may well end the next one that does it."""
+        if self.stuck is not None:
+            return self.stuck.reading.state != STOPPED
+        return self.signal in _CRASHES or self.is_out_of_memory
+
     def tell(self) -> str:
         """What became of this worker, after its name."""
         if self.stuck is None:
@@ -66,7 +73,7 @@ class Deaths:
         """Remember it; gives the error that ends the run if it is the second one of its kind."""
         if death.stuck is not None:
             return self._note_stuck(death, death.stuck)
-        if death.signal not in _CRASHES and not death.is_out_of_memory:
+        if not death.is_own_doing:
             return None
         before = next((each for each in self._crashes if each.work.overlaps(death.work)), None)
         self._crashes.append(death)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from duoka.runtime.comebacks import Comebacks
 from duoka.runtime.decisions import Standing
 from duoka.topology.membership import Membership
 
 MOST_STARTS = 3  # of one worker, after its first
+_MOST_GIVERS = 2  # that are lost, by whatever, while they hand over their state to the same newcomer
 
 
 class Newcomer(Protocol):
@@ -61,11 +63,22 @@ class _Round:
     due: float | None = None
     patience_s: float = 60.0
     at_border: dict[int, Standing] = field(default_factory=dict)
+    giver: int | None = None  # while it writes down its state
+    lost_givers: int = 0
+    step: int = 0  # at which it joins, as the user counts
 
 
 class Respawn:
-    def __init__(self, host: Host, say: Callable[[str], None], clock: Callable[[], float], *, is_wanted: bool) -> None:
-        self._host, self._say, self._clock = host, say, clock
+    def __init__(
+        self,
+        host: Host,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+        *,
+        is_wanted: bool,
+        deadline_s: float = 60.0,
+    ) -> None:
+        self._host, self._say, self._clock, self._deadline_s = host, say, clock, deadline_s
         self._is_wanted = is_wanted
         self._reason: str | None = None  # why the program cannot be joined; "": it can; None: nobody has said
         self._vacant: set[int] = set()
@@ -74,14 +87,9 @@ class Respawn:
         self._rounds: dict[int, _Round] = {}
         self._num_offers = 0
         self._overran: set[int] = set()
-        self._since: dict[int, int] = {}  # the generations in which workers came back
-
-    def by_age(self, workers: Iterable[int]) -> list[int]:
-        """Those first that have been there longest."""
-        return sorted(workers, key=lambda worker: (self._since.get(worker, 0), worker))
-
-    def has_come_back(self, number: int) -> bool:
-        return number in self._since
+        self._unready: dict[int, float] = {}  # newcomers that have not been ready yet, and when this is told
+        self._given_up: list[Newcomer] = []  # and killed; everything has been said of them
+        self.comebacks = Comebacks()
 
     def tell_overrun(self, number: int) -> None:
         if number not in self._overran:
@@ -93,19 +101,29 @@ class Respawn:
 
     # What happens to workers.
 
-    def on_lost(self, number: int) -> None:
-        """A member was lost, and the others have been told: those at a border come to it again."""
+    def on_lost(self, number: int, *, is_unfit: bool = False, is_own_doing: bool = False) -> None:
+        """A member was lost, and the others have been told: those at a border come to it again.
+
+        One that is unfit would be so again, and is not started any more. One that was ended by what it did itself, and
+        handed over its state just then, is not to be followed by others.
+        """
+        if is_unfit:
+            self._starts[number] = MOST_STARTS
         if self._is_wanted:
-            self._vacant.add(number)
-            for round in self._rounds.values():
+            if not is_unfit:
+                self._vacant.add(number)
+            for round in list(self._rounds.values()):
                 round.at_border.clear()
                 if round.stage is _Stage.GIVING:
-                    round.stage = _Stage.OFFERED  # the giver may be the one that was lost
+                    round.lost_givers += round.giver == number
+                    if round.lost_givers == _MOST_GIVERS or (round.giver == number and is_own_doing):
+                        self._stop_giving(round, number)
+                    round.stage, round.giver = _Stage.OFFERED, None
 
     def on_gone(self, newcomer: Newcomer, how: str) -> None:
         """A newcomer has ended before it had joined."""
         self._forget(newcomer)
-        if not self._is_wanted:
+        if not self._is_wanted or any(newcomer is other for other in self._given_up):
             return
         error = "" if newcomer.failure is None else str(newcomer.failure["error"])
         who = self._host.describe(newcomer.number)
@@ -117,9 +135,14 @@ class Respawn:
         self._vacant.add(newcomer.number)
         self.fill()
 
+    @property
+    def has_newcomers(self) -> bool:
+        return bool(self._newcomers)
+
     def end(self) -> None:
         """The run is ending, or somebody has finished: nobody joins any more."""
         self._is_wanted = False
+        self._unready.clear()
         for newcomer in list(self._newcomers.values()):
             _kill(newcomer)
 
@@ -146,18 +169,24 @@ class Respawn:
         except OSError as error:
             self._say(f"{self._host.describe(number)} cannot be started again: {error.strerror or error}.")
             return
+        self._unready[number] = self._clock() + self._deadline_s
         self._say(f"{self._host.describe(number)} is started again, and joins when it is ready.")
 
     def _forget(self, newcomer: Newcomer) -> None:
         self._newcomers.pop(newcomer.number, None)
+        self._unready.pop(newcomer.number, None)
         for round in [round for round in self._rounds.values() if round.newcomer is newcomer]:
             self._refuse(round)
 
     def list_awaited(self) -> set[int]:
-        """The members that have not come to a border at which others stand."""
-        members = set(self._host.membership.workers)
-        standing = [round.at_border for round in self._rounds.values() if round.stage is _Stage.OFFERED]
-        return {member for at_border in standing if at_border for member in members - set(at_border)}
+        """The members that have not come to a border at which others stand, or have not handed over their state."""
+        members, awaited = set(self._host.membership.workers), set()
+        for round in self._rounds.values():
+            if round.stage is _Stage.OFFERED and round.at_border:
+                awaited |= members - set(round.at_border)
+            if round.giver is not None:
+                awaited.add(round.giver)
+        return awaited
 
     # What they say.
 
@@ -170,13 +199,15 @@ class Respawn:
             self._offer(newcomer, int(message["records"]))
         elif kind == "border":
             self._stand_at_border(number, message)
-        elif kind in ("given", "settled"):
+        elif kind in ("given", "settled", "later"):
             round = self._rounds.get(int(message["offer"]))
             if round is not None and kind == "given" and round.stage is _Stage.GIVING:
                 self._hand_on(round, str(message["reason"]))
             elif round is not None and kind == "settled":
                 round.stage, round.due = _Stage.SETTLED, None
                 self._go_on(round)
+            elif round is not None and kind == "later":
+                self._refuse(round)  # it has seen how far the others are, and comes again when it is there
 
     def _hear_whether(self, reason: str) -> None:
         if self._reason is None or (reason and not self._reason):
@@ -189,6 +220,7 @@ class Respawn:
             self.fill()
 
     def _offer(self, newcomer: Newcomer, records: int) -> None:
+        self._unready.pop(newcomer.number, None)
         for round in [round for round in self._rounds.values() if round.newcomer is newcomer]:
             self._refuse(round)  # it waits at another place now
         self._num_offers += 1
@@ -208,7 +240,7 @@ class Respawn:
             self._host.tell_member(number, {"kind": "refused", "offer": message["offer"]})
             return
         round.at_border[number] = Standing(int(message["completed"]), int(message["steps"]))
-        round.patience_s = 2 * float(message["deadline_s"])
+        round.patience_s, round.step = 2 * float(message["deadline_s"]), int(message["step"])
         self._go_on(round)
 
     def _go_on(self, round: _Round) -> None:
@@ -218,12 +250,13 @@ class Respawn:
         if len(set(round.at_border.values())) > 1:
             self._refuse(round)
         elif round.stage is _Stage.OFFERED:
-            round.stage = _Stage.GIVING
-            self._host.tell_member(self.by_age(members)[0], {"kind": "give", "offer": round.offer})
+            round.stage, round.giver = _Stage.GIVING, self.comebacks.by_age(members)[0]
+            self._host.tell_member(round.giver, {"kind": "give", "offer": round.offer})
         elif round.stage is _Stage.SETTLED:
             self._join(round)
 
     def _hand_on(self, round: _Round, reason: str) -> None:
+        round.giver = None
         if reason:
             self._say(
                 f"{self._host.describe(round.newcomer.number)} could not join: the state of this run cannot be handed"
@@ -234,7 +267,15 @@ class Respawn:
         round.stage, round.due = _Stage.TAKING, self._clock() + round.patience_s
         self._host.tell_newcomer(round.newcomer, {"kind": "take", "offer": round.offer})
 
+    def _stop_giving(self, round: _Round, giver: int) -> None:
+        self._say(
+            f"{self._host.describe(round.newcomer.number)} could not join: {self._host.describe(giver)} was lost while"
+            " it handed over the state of this run; the run goes on without it."
+        )
+        self._give_up(round.newcomer)
+
     def _give_up(self, newcomer: Newcomer) -> None:
+        self._given_up.append(newcomer)
         self._starts[newcomer.number] = MOST_STARTS
         self._forget(newcomer)
         _kill(newcomer)
@@ -244,15 +285,15 @@ class Respawn:
         before = self._host.membership.workers
         membership = self._host.membership.join(newcomer.number)
         del self._rounds[round.offer], self._newcomers[newcomer.number]
-        self._since[newcomer.number] = membership.generation
+        self.comebacks.add(newcomer.number, membership.generation, standing.steps)
         self._host.admit(newcomer, membership)
         joined = {"kind": "joined", "offer": round.offer, "generation": membership.generation}
-        joined |= {"workers": membership.workers, "since": list(self._since.items())} | asdict(standing)
+        joined |= {"workers": membership.workers, "since": list(self.comebacks.since.items())} | asdict(standing)
         for member in (*before, newcomer.number):
             self._host.tell_member(member, joined)
         count = len(membership.workers)
         self._say(
-            f"{self._host.describe(newcomer.number)} has joined at step {standing.steps};"
+            f"{self._host.describe(newcomer.number)} has joined at step {round.step};"
             f" {count} workers go on (generation {membership.generation})."
         )
         for other in self._rounds.values():
@@ -267,14 +308,22 @@ class Respawn:
     # Time.
 
     def next_due(self) -> float | None:
-        return min((round.due for round in self._rounds.values() if round.due is not None), default=None)
+        rounds = (round.due for round in self._rounds.values() if round.due is not None)
+        return min((*rounds, *self._unready.values()), default=None)
 
-    def kill_late(self) -> None:
-        """While a newcomer reads the state, the members wait for it: not for ever."""
+    def see_to_late(self) -> None:
+        """While a newcomer reads the state, the members wait for it: not for ever. Before that, nobody waits."""
+        now = self._clock()
         for round in list(self._rounds.values()):
-            if round.due is not None and self._clock() >= round.due:
+            if round.due is not None and now >= round.due:
                 round.due = None
                 _kill(round.newcomer)
+        for number in [number for number, due in self._unready.items() if now >= due]:
+            del self._unready[number]
+            self._say(
+                f"{self._host.describe(number)} was started again {self._deadline_s:g} s ago, and has not come to where"
+                " it could join; nobody waits for it, and its log shows how far it is."
+            )
 
 
 def _kill(newcomer: Newcomer) -> None:

@@ -19,6 +19,7 @@ from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import wake
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import DuokaError, LaunchError, Stopped
+from duoka.runtime.comebacks import Comebacks
 from duoka.runtime.decisions import Kept, Standing, State, Vote, WayBack, exit_code, judge
 from duoka.runtime.guardian import REMAINS_S, Guardian
 from duoka.runtime.link import SocketLink, make_pair
@@ -71,6 +72,7 @@ class Worker:
     result: dict[str, Any] | None = None
     last_words: bytes = b""  # the end of what it wrote to stderr
     stuck: Lost | None = None  # why we have killed it
+    unfit: str = ""  # or what it did otherwise than the others, after it had come back
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._termination = Termination(plan.deadline_s)
         self._remains: dict[int, float] = {}  # process groups of dead workers, and when they are killed
-        self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn)
+        self._respawn = Respawn(self, say, clock, is_wanted=plan.respawn, deadline_s=plan.deadline_s)
         self._deaths = Deaths(self.describe)
         self._last_death: Death | None = None
         self._kept: Kept | None = None
@@ -261,7 +263,7 @@ class Supervisor:
             self._on_signal(number)
         self._fold.flush_due()
         self._clear_remains()
-        self._respawn.kill_late()
+        self._respawn.see_to_late()
         self._look_after_the_late()
         self._give_up_saving()
         if self._kill_at is not None and self._clock() >= self._kill_at:
@@ -364,7 +366,7 @@ class Supervisor:
 
     def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
         kind = message["kind"]
-        if kind in ("joinable", "ready", "border", "given", "settled"):
+        if kind in ("joinable", "ready", "border", "given", "settled", "later"):
             newcomer = worker if worker.state is State.JOINING else None
             self._respawn.on_message(worker.number, newcomer, message)
         elif kind == "failed":
@@ -387,6 +389,8 @@ class Supervisor:
             self._let_save()
         elif kind == "ends":
             self._termination.begin_ending()
+        elif kind == "differs":
+            self._on_differing(message)
         elif kind == "report" and self._vote is not None:
             self._vote.report(worker.number, int(message["generation"]), _standing(message))
             self._decide()
@@ -415,6 +419,8 @@ class Supervisor:
         self._fold.end(worker.number)
         if was_joining:
             self._on_newcomer_gone(worker, status)
+        elif worker.unfit:
+            self._on_unfit_gone(worker)
         elif worker.state is State.LOST:
             self._on_lost(worker, -status)
         elif worker.state is State.FAILED:
@@ -448,9 +454,12 @@ class Supervisor:
         if self._kill_at is not None:
             return  # the run is ending, and this is not why
         told = {} if worker.failure is None or worker.state is State.LOST else worker.failure  # by the worker itself
-        if told.get("error") == "WorkerLeft" and self._respawn.has_come_back(worker.number):
+        if told.get("error") == "WorkerLeft" and self._comebacks.has_come_back(worker.number):
             # Its script counts steps by itself, and not those that it has not run. The others have finished theirs.
             self._respawn.tell_overrun(worker.number)
+            return
+        if worker.state is not State.LOST and self._stumbles(worker, told):
+            self._take_out(worker, f"failed with {tell_error(told)}" if told else f"exited with code {code}")
             return
         if told.get("error") == "WorkerLost" and self._outcome.lost:
             code = 128 + self._outcome.lost[0][1]
@@ -460,6 +469,46 @@ class Supervisor:
         self._outcome.failed_worker = worker.number
         self._outcome.failure = worker.failure
         self.stop(f"worker {worker.number} failed", code or 1, ending=worker)
+
+    # One that has come back, and does not fit to the others; see `comebacks.py`.
+
+    @property
+    def _comebacks(self) -> Comebacks:
+        return self._respawn.comebacks
+
+    def _stumbles(self, worker: Worker, told: dict[str, Any]) -> bool:
+        others = [w.number for w in self._workers.values() if w.state in (State.RUNNING, State.LEFT) and not w.unfit]
+        work, steps = self._board.read_work(worker.number), self._board.read(worker.number).steps
+        return self._comebacks.stumbles(worker.number, str(told.get("error", "")), work, steps, others)
+
+    def _on_differing(self, message: dict[str, Any]) -> None:
+        """Workers have found that some who came back do otherwise than they, and wait for their end."""
+        if self._kill_at is not None or int(message["generation"]) != self._membership.generation:
+            return  # somebody was lost since: they will find it again
+        for worker in [self._workers[int(number)] for number in message["workers"]]:
+            if not worker.unfit and worker.state in (State.RUNNING, State.LEFT):
+                self._note(worker.number, f"duoka: {message['listing']}\n")
+                self._take_out(worker, str(message["what"]))
+
+    def _take_out(self, worker: Worker, what: str) -> None:
+        if worker.unfit:
+            return
+        worker.unfit = what
+        if worker.state is not State.RUNNING:
+            self._on_unfit_gone(worker)
+            return
+        try:
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _on_unfit_gone(self, worker: Worker) -> None:
+        worker.state = State.LOST
+        self._outcome.results.pop(worker.number, None)
+        if self._kill_at is None:
+            self._last_death = self._look_at_death(worker, signal.SIGKILL)
+            text = f"{self.describe(worker.number)} had come back, and {worker.unfit}; it is not started again"
+            self._go_on_without(worker, text, signal.SIGKILL)
 
     def _find_way_after_loss(self) -> WayBack | None:
         death = self._last_death
@@ -481,26 +530,33 @@ class Supervisor:
         if explained := explain_death(worker.last_words.decode(errors="replace"), self._plan.devices[worker.number]):
             self._fail_for(worker, explained)
             return
-        self._outcome.lost.append((worker.number, number))
         death = self._last_death = self._look_at_death(worker, number)
         if poison := self._deaths.note(death):
+            self._outcome.lost.append((worker.number, number))
             self._fail_for(worker, poison)
             return
-        text = f"{self.describe(worker.number)} {death.tell()}"
+        self._go_on_without(worker, f"{self.describe(worker.number)} {death.tell()}", number)
+
+    def _go_on_without(self, worker: Worker, text: str, number: int) -> None:
+        self._outcome.lost.append((worker.number, number))
         survivors = self._running()
         if survivors:
             generation = self._membership.generation + 1
             verb = "goes" if len(survivors) == 1 else "go"
             self._say(f"{text}; {count_workers(len(survivors))} {verb} on (generation {generation}).")
             self._regroup(survivors)
-            self._respawn.on_lost(worker.number)
+            is_own_doing = self._last_death is not None and self._last_death.is_own_doing
+            self._respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
             return
+        is_anybody_coming = self._respawn.has_newcomers
         self._respawn.end()
         if any(w.state is State.LEFT for w in self._workers.values()):
             self._outcome.last_line = f"{text}; the others have finished."
-        else:
-            self._outcome.exit_code = 128 + number
-            self._outcome.last_line = f"{text}; no worker is left."
+            return
+        self._outcome.exit_code = 128 + number
+        self._outcome.last_line = f"{text}; no worker is left."
+        if is_anybody_coming and self._kept is not None:  # there is nobody to join, but something to go on from
+            self._outcome.way_back = self._find_way(f"{text}; no worker is left that others could join")
 
     def _look_at_death(self, worker: Worker, number: int) -> Death:
         is_memory_short = self._shortage.is_new() and number == signal.SIGKILL and worker.stuck is None
@@ -523,7 +579,7 @@ class Supervisor:
         self._move_main()
 
     def _move_main(self) -> None:
-        self._fold.move_main(self._respawn.by_age(worker.number for worker in self._running())[0])
+        self._fold.move_main(self._comebacks.by_age(worker.number for worker in self._running())[0])
 
     def _vote_again(self, worker: Worker) -> None:
         """Somebody finished while the others were deciding: do it without that one."""
@@ -566,6 +622,18 @@ class Supervisor:
         self._fold.close()
         if self._logs is not None:
             self._logs.close()
+
+
+def tell_error(failure: dict[str, Any]) -> str:
+    """An error in one line: the last one of its traceback that begins with its name.
+
+    >>> tell_error({"error": "TypeError", "traceback": "Traceback:\\n  File x\\nTypeError: no number\\n"})
+    'TypeError (no number)'
+    """
+    name = str(failure["error"])
+    found = [line for line in str(failure["traceback"]).splitlines() if line.split(":")[0].split(".")[-1] == name]
+    text = found[-1].partition(": ")[2].rstrip(".")[:200] if found else ""
+    return f"{name} ({text})" if text else name
 
 
 def count_workers(num_workers: int) -> str:

@@ -1,0 +1,56 @@
+"""Workers that have come back: what one of them does otherwise than the others ends it alone, and not the run.
+
+Such a worker has the state of the run, and not what the script keeps by itself: a best value, a counter, a list of
+losses. Sooner or later it may stumble over that, and nobody else does. So it is taken out of the run, and is not
+started again, when an older worker is there and
+
+- its code raises, or exits, between two steps: the others come by the same line, and stop the run there if they fail;
+- its code raises within a step, and it has not run as many steps yet as it has missed: others compute its replicas,
+  and what they raise ends the run. Later, or after another worker has raised in the same replica and step, it is an
+  error like that of any other worker, and is not tried again;
+- it calls other things than the others, has other learning rates, or leaves its loop before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from duoka.collectives.board import Work
+
+# Raised on workers that have done nothing wrong themselves.
+_OF_ALL = {"WorkerLost", "WorkerLeft", "WorkerFailed", "DeadlineExceeded", "ReplicasDiffer"}
+
+
+class Comebacks:
+    def __init__(self) -> None:
+        self.since: dict[int, int] = {}  # the generations in which workers came back
+        self._missed: dict[int, int] = {}  # steps that the run had behind it then
+        self._stumbled: list[Work] = []
+
+    def add(self, number: int, generation: int, steps: int) -> None:
+        self.since[number], self._missed[number] = generation, steps
+
+    def has_come_back(self, number: int) -> bool:
+        return number in self.since
+
+    def by_age(self, workers: Iterable[int]) -> list[int]:
+        """Those first that have been there longest."""
+        return sorted(workers, key=lambda worker: (self.since.get(worker, 0), worker))
+
+    def is_younger(self, number: int, others: Iterable[int]) -> bool:
+        """Whether one of these has been there longer."""
+        return any(self.since.get(other, 0) < self.since.get(number, 0) for other in others)
+
+    def stumbles(self, number: int, error: str, work: Work, steps: int, others: Iterable[int]) -> bool:
+        """Whether this failure is its own: of the one that has come back, and perhaps of no other.
+
+        `steps`: those that it has behind it; `others`: who trains, or has finished.
+        """
+        if error in _OF_ALL or not self.is_younger(number, others):
+            return False
+        if work.is_under_way:
+            is_new = steps - self._missed[number] < self._missed[number]
+            if not is_new or any(work.overlaps(before) for before in self._stumbled):
+                return False
+            self._stumbled.append(work)
+        return True
