@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -31,8 +32,13 @@ loader = DataLoader(TensorDataset(torch.randn(50, 8), torch.randn(50, 2)), batch
 model, optimizer, scheduler, loader = strategy.prepare(model, optimizer, scheduler, loader)
 if "directory" in given:
     strategy.checkpoint(given["directory"], every_steps=3)
+if given.get("zip"):
+    other = strategy.prepare(DataLoader(TensorDataset(torch.randn(50, 8)), batch_size=8, shuffle=True))
 for epoch in strategy.epochs(4):
-    for number, (x, y) in strategy.enumerate(loader):
+    alone = ((each, [0]) for each in strategy.enumerate(loader))
+    pairs = zip(strategy.enumerate(loader), other) if given.get("zip") else alone
+    for (number, (x, y)), (more,) in pairs:
+        x = x + more
         optimizer.zero_grad()
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
@@ -99,6 +105,24 @@ def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_a_loop_with_one_replica_goes_on_to_the_bits_of_a_calm_one(is_zipped, tmp_path):
+    alone = {"workers": 1, "replicas": 1, "zip": is_zipped}
+    calm = hash_of(start(tmp_path, **alone).finish(60, LEAVES))
+    given = alone | {"directory": "../saved"}
+    run = start(tmp_path, seconds=0.1, **given)
+    run.wait_for("did 10 ", timeout_s=60)
+    run.signal(signal.SIGTERM)
+    ended = run.finish(30, LEAVES)
+    assert ended.code == 143, ended.err
+    ended = start(tmp_path, **given).finish(60, LEAVES)
+    assert "resumed from" in ended.err and "did 9 " not in ended.out
+    # Loaders side by side are said not to.
+    assert ("walked side by side" in ended.err) == is_zipped, ended.err
+    assert is_zipped or hash_of(ended) == calm
+
+
+@pytest.mark.slow
 def test_two_workers_stop_at_the_same_step_and_a_second_sigterm_ends_at_once(tmp_path):
     run = start(tmp_path, workers=2, directory="../saved", seconds=0.1)
     run.wait_for("did 4 ", timeout_s=60)
@@ -112,6 +136,66 @@ def test_two_workers_stop_at_the_same_step_and_a_second_sigterm_ends_at_once(tmp
     run.signal(signal.SIGTERM)
     ended = run.finish(10, LEAVES)
     assert ended.code == 143 and ended.seconds < 5, ended.err
+
+
+SAVING = """
+import errno, glob, os
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import duoka
+from duoka.checkpoint.disk import Disk
+from duoka.errors import CheckpointError
+
+strategy = duoka.Mirrored(devices=2)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 2)
+loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.randn(8, 2)), batch_size=8)
+model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+checkpoints = strategy.checkpoint("../saved")
+for x, y in loader:
+    ((model(x) - y) ** 2).mean().backward()
+    optimizer.step()
+create = Disk.create
+def fail(disk, path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+Disk.create = fail
+try:
+    checkpoints.save()
+except CheckpointError as error:
+    failure = error.why
+Disk.create = create
+checkpoints.save()
+print("seen", failure, os.listdir("../saved/step-00000001"), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_all_workers_hear_of_a_save_that_failed_and_find_the_files_of_one_that_did_not(tmp_path):
+    ended = Run(tmp_path, [*PYTHON, str(write(tmp_path, SAVING))]).finish(60, LEAVES)
+    assert ended.code == 0, ended.err
+    for worker in (0, 1):
+        line = next(line for line in ended.log(worker).splitlines() if line.startswith("seen"))
+        assert os.strerror(errno.ENOSPC) in line and "manifest.json" in line
+    assert "1 checkpoint in" in ended.err and "; 1 more could NOT be saved" in ended.err
+
+
+@pytest.mark.slow
+def test_a_second_run_in_the_same_directory_is_refused_and_the_first_is_not_disturbed(tmp_path):
+    calm = hash_of(start(tmp_path, workers=2).finish(60, LEAVES))
+    first = start(tmp_path, workers=2, directory="../saved", seconds=1)
+    first.wait_for("did 4 ", timeout_s=60)
+    second = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)
+    assert second.code == 1 and "saved is in use: the run 2" in second.err, second.err
+    first.signal(signal.SIGTERM)
+    assert first.finish(60, LEAVES).code == 143
+    ended = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)
+    assert hash_of(ended) == calm and ", of run 2" in ended.err
+
+
+@pytest.mark.slow
+def test_a_directory_that_can_never_be_written_is_an_error_before_anything_is_trained(tmp_path):
+    ended = start(tmp_path, workers=2, directory="/proc/nowhere").finish(60, LEAVES)
+    assert ended.code == 1 and "Checkpoints cannot be kept in /proc/nowhere." in ended.err and "did" not in ended.out
 
 
 @pytest.mark.slow

@@ -80,9 +80,11 @@ class Setting:
         model = nn.Sequential(
             nn.Linear(12, given.get("width", 16)), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)
         )
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        optimizer = given.get("optimizer", torch.optim.AdamW)(model.parameters(), lr=given.get("lr", 0.01))
+        schedulers = torch.optim.lr_scheduler
+        make = given.get("scheduler", lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 7))
+        scheduler = make(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3, enabled=given.get("scales", True))
         things = (model, optimizer, loader, DataLoader(rows, batch_size=10, shuffle=True), scheduler, scaler)
         self.model, self.optimizer, self.loader, self.other, self.scheduler, self.scaler = self.adapter.prepare(things)
 
@@ -236,6 +238,33 @@ def test_a_finished_run_that_is_started_again_trains_no_more(tmp_path):
     assert len(ends) == 2 and final == calm and again.data.read == []
 
 
+def drawing(run: Setting, num_epochs: int) -> None:
+    """Draws before, within and after its passes, and has a loader for each epoch."""
+    for epoch in run.adapter.epochs.walk(num_epochs):
+        torch.rand(1), random.random()
+        own = run.adapter.prepare([DataLoader(run.data, batch_size=16, shuffle=True)])[0]
+        for x, y in run.loader:
+            run.step(x, y)
+        for x, y in own:
+            run.step(x * 2, y)
+        run.scheduler.step()
+        np.random.rand(epoch + 1)
+
+
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_a_finished_run_that_is_given_more_epochs_ends_with_the_bits_of_a_longer_one(tmp_path, num_replicas):
+    calm, _ = run_from(tmp_path / "unused", None, lambda run: drawing(run, 4), num_replicas)
+    borders = Borders()
+    borders.add(end=lambda adapter: save_state(tmp_path / "two", adapter.capture(), list_codecs()))
+    drawing(Setting(borders, num_replicas), 2)
+    final, longer = run_from(tmp_path / "unused", tmp_path / "two", lambda run: drawing(run, 4), num_replicas)
+    assert longer.adapter.step == 4 * (5 + 3) and final == calm
+    for border in (17, 23):  # and stopped in the middle of the first new epoch
+        run_from(tmp_path / "three", tmp_path / "two", lambda run: drawing(run, 4), num_replicas, border)
+        final, _ = run_from(tmp_path / "unused", tmp_path / "three", lambda run: drawing(run, 4), num_replicas)
+        assert final == calm, f"stopped before batch {border}"
+
+
 def test_a_state_of_another_model_or_order_is_refused_with_the_first_difference(tmp_path):
     run_from(tmp_path / "saved", None, plain, 4, 7)
     other = Setting(Borders(), 4)
@@ -247,3 +276,28 @@ def test_a_state_of_another_model_or_order_is_refused_with_the_first_difference(
         other.adapter.restore(load_state(tmp_path / "saved", list_codecs()))
     with pytest.raises(MismatchError, match="Pass 2 over a loader has another order"):
         run_from(tmp_path / "unused", tmp_path / "saved", plain, 4, batch_size=12)
+
+
+def test_another_optimizer_scheduler_or_scaler_is_refused_and_other_values_are_named(tmp_path, capsys):
+    run_from(tmp_path / "saved", None, plain, 4, 7)
+    saved = load_state(tmp_path / "saved", list_codecs())
+    schedulers = torch.optim.lr_scheduler
+    for other, words in (
+        ({"optimizer": torch.optim.Adam}, "optimizer 1 is Adam here, and AdamW in the saved run"),
+        (
+            {"scheduler": lambda optimizer: schedulers.StepLR(optimizer, 1)},
+            "scheduler 1 is StepLR here, and CosineAnnealingLR in the saved run",
+        ),
+        ({"scales": False}, "scaler 1 is GradScaler \\(not enabled\\) here, and GradScaler in the saved run"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            Setting(Borders(), 4, **other).adapter.restore(saved)
+    assert capsys.readouterr().err == ""
+    other = Setting(Borders(), 4, lr=0.5, scheduler=lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 9))
+    other.adapter.restore(saved)
+    assert capsys.readouterr().err == (
+        "duoka: the saved run goes on with its own values, not with those of this script: lr of optimizer 1 (AdamW) is"
+        " 0.5 here, and was 0.01; T_max of scheduler 1 (CosineAnnealingLR) is 9 here, and was 7\n"
+    )
+    assert other.optimizer.param_groups[0]["lr"] < 0.01 and other.scheduler.T_max == 7
+    assert other.adapter.capture()["given"] == saved["given"]

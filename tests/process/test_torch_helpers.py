@@ -103,6 +103,7 @@ print(json.dumps({"bodies": num_bodies, "saved": num_saved, "written": num_writt
     assert [p.name for p in tmp_path.glob("state*")] == ["state.pt"]
 
 
+@pytest.mark.slow
 def test_schedulers_and_scalers_that_were_prepared_save_what_plain_ones_save_and_go_on_from_there(tmp_path):
     script = training(
         """
@@ -131,6 +132,7 @@ print(json.dumps({"keys": loaded["scheduler"].keys() == plain.state_dict().keys(
     assert ended.facts() == {0: expected, 1: expected}
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_saved_is_the_same_error_on_every_worker_and_training_goes_on(tmp_path):
     script = training(
         """
@@ -372,6 +374,7 @@ for a, b in strategy.progress(loader, desc="evaluation"):
     ]
 
 
+@pytest.mark.slow
 def test_on_a_terminal_a_run_of_several_workers_shows_a_bar(tmp_path):
     script = training(
         """
@@ -421,6 +424,7 @@ def run_on_terminal(directory: Path, source: str, timeout_s: float = 60) -> str:
 # device
 
 
+@pytest.mark.slow
 def test_the_device_is_torchs_own_once_torch_is_imported_and_can_be_used_before_prepare(tmp_path):
     script = """
         import duoka

@@ -215,6 +215,7 @@ def test_a_notebooks_workers_use_the_library_too(tmp_path):
     assert alone.out == carried.out and len(carried.out.strip()) == 64
 
 
+@pytest.mark.slow
 def test_exact_switches_deterministic_kernels_on(tmp_path):
     script = """
         import torch, duoka
@@ -240,12 +241,14 @@ def test_unknown_transports_and_answers_are_refused(tmp_path):
         assert ended.code == 1 and told in ended.err
 
 
+@pytest.mark.slow
 def test_what_is_for_keras_alone_is_refused_for_a_loop(tmp_path):
     script = "import torch, duoka; duoka.Mirrored(devices=2, share_reading=True).prepare(torch.nn.Linear(2, 1))"
     ended = run(tmp_path, script)
     assert ended.code == 1 and "share_reading=True has no meaning for PyTorch loops" in ended.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_open_connections_at_once(tmp_path):
     script = f"""
         import sys

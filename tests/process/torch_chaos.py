@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import signal
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,7 +18,7 @@ from duoka.runtime.launch import Launched, launch
 from duoka.runtime.worker import attachment
 from duoka.session import _join
 from duoka.strategies.mirrored import Mirrored
-from tests.conftest import plan_for
+from tests.conftest import plan_for, remains
 from tests.process.strikes import Calm, Strike, Victim, choose_strikes
 
 EPOCHS, ROWS, BATCH = 3, 58, 12  # four batches of 12 and one of 10: shares of 3, 3, 2 and 2
@@ -152,18 +150,3 @@ def check(story: Story) -> list[str]:
         compare(result, story.size, f"worker {worker}: {told}")
     assert remains() == before, told
     return said
-
-
-def remains() -> tuple[int, int, int, list[str]]:
-    """Processes below this one, its sockets and shared memory, its other descriptors, and what lies in /dev/shm."""
-    targets = [_target(name) for name in os.listdir("/proc/self/fd")]
-    special = [target for target in targets if target.startswith(("socket:", "/memfd:"))]
-    children = psutil.Process().children(recursive=True)
-    return len(children), len(special), len(targets), sorted(os.listdir("/dev/shm"))
-
-
-def _target(descriptor: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:
-        return ""

@@ -17,6 +17,7 @@ class Memory:
         """With a name, it does not matter in which order a worker comes to need buffers: one that joins later."""
         self._collective, self._name = collective, name
         self.places: list[Array] = []  # two that all workers see, used in turn by one who writes
+        self.rooms: list[int] = []  # in bytes, that have been made
         self._buffers: dict[tuple[int, int, np.dtype[Any]], Buffer] = {}
 
     def buffers(self, packing: Packing) -> list[Buffer]:
@@ -33,3 +34,9 @@ class Memory:
         half = round_to_pages(nbytes + nbytes // 4)
         both = self._collective.common(2 * half)
         self.places = [both[:half], both[half:]]
+        self.rooms.append(nbytes)
+
+    def make_same_rooms(self, rooms: list[int]) -> None:
+        """As another worker has made them: whoever asks for as many of the same size finds the same memory."""
+        for nbytes in rooms[len(self.rooms) :]:
+            self.make_room(nbytes)

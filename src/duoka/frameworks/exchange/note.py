@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from duoka.errors import MismatchError
 
@@ -20,7 +20,7 @@ class Note:
     others: int  # a digest of state that is not merged
 
     def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Note:

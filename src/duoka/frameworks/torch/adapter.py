@@ -85,11 +85,12 @@ class TorchAdapter:
             is_synced=self.options.sync_batchnorm,
             at_start=lambda: self.options.borders.at_start(self),
             at_border=lambda compare: self.options.borders.at_border(self, compare),
+            is_saved=lambda: self.options.borders.is_state_wanted,
             newcomers=self._newcomers,
         )
-        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._end_epochs)
+        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
         self._capture = Capture(
-            self._parts, self.loop, self.gradients, self.evaluation, self.epochs, self.gradients.refresh
+            self._parts, self.loop, self.gradients, self.evaluation, self.epochs, self.gradients.refresh, self.tell_once
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
         if self.loop.is_managed:
@@ -138,11 +139,11 @@ class TorchAdapter:
             self._capture.add_loader(loader)
             return loader
         if isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
-            self._parts.schedulers.append(thing)
+            self._parts.add("schedulers", thing)
             hold_back(thing, ("step",), self.loop, f"scheduler {len(self._parts.schedulers)}")
             return thing
         if isinstance(thing, torch.amp.GradScaler):
-            self._parts.scalers.append(thing)
+            self._parts.add("scalers", thing)
             hold_back(thing, ("unscale_", "step", "update"), self.loop, f"scaler {len(self._parts.scalers)}")
             return thing
         raise MismatchError(
@@ -169,7 +170,7 @@ class TorchAdapter:
                 why="their gradients would never be exchanged.",
                 do="prepare the model whose parameters the optimizer was made with, in the same call or before.",
             )
-        self._optimizers.append(optimizer)
+        self._parts.add("optimizers", optimizer)
         prepare_optimizer(optimizer, self.loop, f"optimizer {len(self._optimizers)}", self._check_before_step)
         return optimizer
 
@@ -253,14 +254,14 @@ class TorchAdapter:
         self._newcomers.begin_epochs()
 
     def _begin_epoch(self, is_resumed: bool) -> None:
-        for loader in self._parts.loaders:
-            loader.passes.begin_resumed_epoch() if is_resumed else loader.passes.begin_epoch()
+        self._capture.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
-    def _end_epochs(self, is_resumed: bool) -> None:
-        if is_resumed:  # it was over when it was saved
-            for loader in self._parts.loaders:
-                loader.passes.leave_out_resumed()
+    def _leave_out(self) -> None:
+        self._capture.leave_out()
+        self.loop.arrive()
+
+    def _end_epochs(self) -> None:
         self.loop.arrive()
         self.options.borders.at_end(self)
 

@@ -13,6 +13,7 @@ from duoka.data.position import Epochs
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
 from duoka.frameworks.torch.evaluation import Evaluation
+from duoka.frameworks.torch.given import Given, describe, list_changes
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
@@ -30,6 +31,12 @@ class Parts:
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
     loaders: list[PreparedLoader] = field(default_factory=list)
+    given: dict[str, list[Given]] = field(default_factory=lambda: {kind: [] for kind in _OBJECTS})
+
+    def add(self, kind: str, thing: Any) -> None:
+        """An optimizer, a scheduler or a scaler, as the script has made it."""
+        getattr(self, kind).append(thing)
+        self.given[kind].append(describe(thing))
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers of all models, each once, also those that a state_dict leaves out."""
@@ -65,6 +72,7 @@ class Capture:
         evaluation: Evaluation,
         epochs: Epochs,
         refresh: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
         self._parts = parts
         self._loop = loop
@@ -72,14 +80,21 @@ class Capture:
         self._evaluation = evaluation
         self._epochs = epochs
         self._refresh = refresh  # buffers have got other values
-        self._positions: list[dict[str, Any]] = []  # of loaders that are still to be prepared
+        self._tell = tell
+        self._numbers: list[int] = []  # of the loaders that are prepared
+        self._num_added = 0  # loaders that the script has prepared, those of epochs that are left out included
+        self._at_epoch = 0  # the same, when the epoch under way began
+        self._num_saved = 0  # the same, in the state that was restored
+        self._positions: dict[int, dict[str, Any]] = {}  # of loaders that are still to be prepared
 
     def capture(self) -> dict[str, Any]:
         parts, loop = self._parts, self._loop
         assert loop.body is None, "a state was asked for within a loop body"
+        positions = self._capture_positions()
         state: dict[str, Any] = {name: [thing.state_dict() for thing in getattr(parts, name)] for name in _OBJECTS}
         return state | {
             "framework": FRAMEWORK,
+            "given": parts.given,
             "tensors": dict(parts.named_tensors()),
             "frozen": [name for name, p in parts.named_parameters().items() if not p.requires_grad],
             "extra": {name: module.get_extra_state() for name, module in parts.named_modules() if _has_extra(module)},
@@ -92,10 +107,16 @@ class Capture:
             "last_calls": list(self._gradients.last_calls),
             "epoch": self._epochs.epoch or max((loader.passes.position[0] for loader in parts.loaders), default=0),
             "epochs": self._epochs.capture(),
-            "position": [loader.passes.capture() for loader in parts.loaders] + self._positions,
+            "loaders": {"numbers": sorted(positions), "added": self._num_added, "at_epoch": self._at_epoch},
+            "position": [positions[number] for number in sorted(positions)],
             "evaluations": self._evaluation.capture(),
             "generators": capture_generators(),
         }
+
+    def _capture_positions(self) -> dict[int, dict[str, Any]]:
+        """By the numbers of loaders."""
+        here = zip(self._numbers, self._parts.loaders, strict=True)
+        return {number: loader.passes.capture() for number, loader in here} | self._positions
 
     def _capture_gradients(self) -> dict[str, torch.Tensor]:
         """What is in `p.grad` and may be added to: not what the next body will certainly throw away."""
@@ -121,6 +142,7 @@ class Capture:
     def restore(self, state: dict[str, Any]) -> None:
         """All of it is checked before anything is changed."""
         self._check(state)
+        self._name_changes(state["given"])
         parts, loop = self._parts, self._loop
         with torch.no_grad():
             for name, tensor in parts.named_tensors():
@@ -145,19 +167,21 @@ class Capture:
         self._restore_position(state)
 
     def _restore_position(self, state: dict[str, Any]) -> None:
-        here = [loader.passes.where for loader in self._parts.loaders]
+        here = {n: each.passes.where for n, each in zip(self._numbers, self._parts.loaders, strict=True)}
         self._epochs.resume(state["epochs"])
-        positions = list(state["position"])
-        for loader, position in zip(self._parts.loaders, positions, strict=False):
-            loader.passes.resume(position)
-        self._positions = positions[len(here) :]
+        positions = dict(zip(state["loaders"]["numbers"], state["position"], strict=True))
+        for number, loader in zip(self._numbers, self._parts.loaders, strict=True):
+            if number in positions:
+                loader.passes.resume(positions[number])
+        self._positions = {n: position for n, position in positions.items() if n not in here}
+        self._at_epoch, self._num_saved = state["loaders"]["at_epoch"], state["loaders"]["added"]
 
         def arrive() -> None:
             self._evaluation.restore(state["evaluations"])
             restore_generators(state["generators"])
 
-        saved = [(position["passes"], position["batches"], position["is_open"]) for position in positions]
-        if saved == here or not any(map(any, saved)):
+        saved = {n: (each["passes"], each["batches"], each["is_open"]) for n, each in positions.items()}
+        if saved == here or not any(map(any, saved.values())):
             arrive()  # it is here, or nothing has happened before it
         else:
             self._loop.replay_until(arrive)
@@ -165,8 +189,28 @@ class Capture:
     def add_loader(self, loader: PreparedLoader) -> None:
         """One that is prepared after a state was restored has its position in it."""
         self._parts.loaders.append(loader)
-        if self._positions:
-            loader.passes.resume(self._positions.pop(0))
+        self._numbers.append(self._num_added)
+        if self._num_added in self._positions:
+            loader.passes.resume(self._positions.pop(self._num_added))
+        self._num_added += 1
+
+    # Loops over epochs.
+
+    def begin_epoch(self, is_resumed: bool) -> None:
+        if is_resumed:
+            self._num_added = max(self._num_added, self._at_epoch)
+            for loader in self._parts.loaders:
+                loader.passes.begin_resumed_epoch()
+        else:
+            self._at_epoch = self._num_added
+            for loader in self._parts.loaders:
+                loader.passes.begin_epoch()
+
+    def leave_out(self) -> None:
+        """The script has left out all that was saved, and is where it was saved."""
+        self._num_added = max(self._num_added, self._num_saved)
+        for loader in self._parts.loaders:
+            loader.passes.leave_out_resumed()
 
     def _check(self, state: dict[str, Any]) -> None:
         if state.get("framework") != FRAMEWORK:
@@ -182,8 +226,28 @@ class Capture:
                     f"it has {saved} {kind}, and {have} {'is' if have == 1 else 'are'} prepared here",
                     "prepare the same objects before restoring, or begin a new run in another directory.",
                 )
+            for number, pair in enumerate(zip(self._parts.given[kind], state["given"][kind], strict=True), 1):
+                _compare_classes(f"{kind.removesuffix('s')} {number}", *(each["class"] for each in pair))
         for number, (optimizer, saved) in enumerate(zip(self._parts.optimizers, state["optimizers"], strict=True), 1):
             _compare_groups(number, optimizer, saved)
+
+    def _name_changes(self, saved: dict[str, list[Given]]) -> None:
+        given = self._parts.given
+        changes = [line for kind in _OBJECTS for line in list_changes(kind.removesuffix("s"), given[kind], saved[kind])]
+        if changes:
+            self._tell(
+                f"the saved run goes on with its own values, not with those of this script: {'; '.join(changes)}"
+            )
+        self._parts.given = saved
+
+
+def _compare_classes(title: str, here: str, saved: str) -> None:
+    if here != saved:
+        raise CheckpointError(
+            f"The saved state is of another {title.split()[0]}.",
+            why=f"{title} is {here} here, and {saved} in the saved run.",
+            do=f"use {saved}, or begin a new run in another directory.",
+        )
 
 
 def _compare_tensors(here: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:

@@ -41,6 +41,7 @@ class Course:
         is_synced: bool,
         at_start: Callable[[], None],
         at_border: Callable[[Callable[[], None]], None],
+        is_saved: Callable[[], bool],
         newcomers: Newcomers,
     ) -> None:
         self._collective = collective
@@ -51,7 +52,7 @@ class Course:
         self._models, self._optimizers, self._checks = models, optimizers, checks
         self.tell_once = tell_once
         self._is_synced = is_synced
-        self._at_start, self._at_border = at_start, at_border
+        self._at_start, self._at_border, self._is_saved = at_start, at_border, is_saved
         self.begin_pass, self.end_pass = newcomers.begin_pass, newcomers.end_pass
         self._signature: tuple[Any, ...] = ()
         self._statistics = Statistics([])
@@ -78,6 +79,11 @@ class Course:
             self._checks.at_border(self._loop.step, lambda: TorchState(self._models, self._optimizers))
 
     def begin_batch(self, num_rows: int, is_last: bool) -> None:
+        if self._loop.body is not None and self._is_saved():
+            self.tell_once(
+                "with one replica, loaders that are walked side by side or within one another do not go on from a"
+                " checkpoint with the bits of a run that never stopped: use one loader, or replicas=2"
+            )
         self.rescan()
         self._calls = None
         if self._loop.is_managed:
@@ -187,5 +193,6 @@ class Course:
         story = self._gradients.last_story()
         with unrecorded(self._collective.joining):
             exchange = self._collective.exchange([], f"at the end of a loop, after {self._loop.batch} batches")
+            exchange.common_part = bytes
             exchange.carry_out(lambda replica: story.encode())
         compare_stories([note.decode() for note in exchange.notes], self._loop.step)

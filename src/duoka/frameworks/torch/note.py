@@ -61,6 +61,12 @@ class Note:
         return cls(weight, is_counted, is_nan, text, used, others, moved, start, loss, numbers)
 
 
+def read_story(packed: bytes) -> bytes:
+    """Out of a packed note: what must be the same for all replicas."""
+    length = _HEAD.unpack_from(packed)[6]
+    return packed[_HEAD.size : _HEAD.size + length]
+
+
 def tell_story(last_calls: Sequence[str], calls: Sequence[str], rates: Iterable[float]) -> str:
     """One line, short enough to travel at every step: its end gives way to a digest."""
     before = f"before: {', '.join(last_calls) or 'nothing'}; " if last_calls else ""

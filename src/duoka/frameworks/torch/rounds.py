@@ -10,6 +10,7 @@ import torch
 
 from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.frameworks.torch.layout import Layout, numpy_dtype
+from duoka.frameworks.torch.note import read_story
 from duoka.frameworks.torch.statistics import Statistics
 
 
@@ -57,6 +58,7 @@ class Round:
     def open(self, name: str) -> Exchange:
         if self.exchange is None:
             self.exchange = self._collective.exchange(self.buffers, name)
+            self.exchange.common_part = read_story
         return self.exchange
 
     def slots(self, replica: int) -> list[torch.Tensor]:
