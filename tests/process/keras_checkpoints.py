@@ -64,7 +64,11 @@ class Rows(keras.utils.PyDataset):
 def make(width: int) -> keras.Model:
     model = keras.Sequential([layers.Dense(width, "relu"), layers.BatchNormalization(), layers.Dropout(0.3)])
     model.add(layers.Dense(1))
-    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=5)
+    averages = {} if given.get("plain_end") else {"use_ema": True, "ema_overwrite_frequency": 5}
+    rate, beta = given.get("rate", 0.01), given.get("beta", 0.9)
+    optimizer = keras.optimizers.Adam(rate, beta_1=beta, **averages)
+    if given.get("optimizer"):
+        optimizer = getattr(keras.optimizers, given["optimizer"])(rate, **averages)
     model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=given.get("steps_per_execution", 1))
     return model
 
@@ -95,6 +99,22 @@ def draw_source(kind: str, x, y):
     return {"x": x, "y": y, "batch_size": 8}
 
 
+def stop_early():
+    is_kept, patience = not given.get("plain_end"), given.get("patience", 2)
+    return keras.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=0.001, restore_best_weights=is_kept)
+
+
+def train_on_batches(model, x, y) -> None:
+    """A loop of the user's own, which draws its batches from a common generator."""
+    losses = []
+    for number in range(24):
+        rows = np.random.randint(0, len(x), 8)
+        losses.append(float(np.ravel(model.train_on_batch(x[rows], y[rows]))[0]))
+        strategy.print(f"did batch {number}", flush=True)
+        time.sleep(given.get("seconds", 0))
+    strategy.print("losses", json.dumps(losses[-3:]))
+
+
 def main() -> None:
     keras.utils.set_random_seed(3)
     x, y = np.random.rand(50, 8).astype("float32"), np.random.rand(50, 1).astype("float32")
@@ -102,11 +122,13 @@ def main() -> None:
         model = make(given.get("width", 16))
     if "directory" in given:
         strategy.checkpoint(given["directory"], every_steps=3)
-    seen = []
+    seen = [[], []]
+    if given.get("by_hand"):
+        train_on_batches(model, x, y)
     for number, kind in enumerate(given.get("kinds", ["arrays", "arrays"])):
         callbacks = [
             Counter(f"fit{number}"),
-            keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=0.001, restore_best_weights=True),
+            stop_early(),
             keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05, cooldown=1),
             keras.callbacks.CSVLogger(os.path.join(given.get("folder", "."), f"log{number}.csv")),
         ]

@@ -3,6 +3,7 @@
     KERAS_BACKEND=torch python tests/process/keras_joining.py '{"strikes": [[0, 1, 2]], "directory": "/tmp/lives"}'
 
 Each worker prints what it knows at the end, as JSON. A strike is a worker, an epoch, and a batch of the second `fit`.
+`kind` is what it trains on: arrays, dataset, rows (a PyDataset), loader, generator.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import duoka
 
 given = json.loads(sys.argv[1])
 directory, strikes = Path(given["directory"]), [tuple(strike) for strike in given["strikes"]]
-strategy = duoka.Mirrored(devices=2, replicas=4, check_every=5)
+strategy = duoka.Mirrored(devices=2, replicas=4, check_every=5, share_reading=given.get("share"))
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -62,6 +63,53 @@ class Striker(keras.callbacks.Callback):
         self.seen.append((epoch, self.batches, logs["val_loss"]))
 
 
+class Rows(keras.utils.PyDataset):
+    """Shuffles itself with a generator of its own."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y, self.chance = x, y, np.random.default_rng(5)
+        self.order = self.chance.permutation(len(x))
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        rows = self.order[index * 8 : index * 8 + 8]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self):
+        self.order = self.chance.permutation(len(self.x))
+
+
+def make_source(x, y):
+    """Both fits train on the same one."""
+    kind = given.get("kind", "arrays")
+    seed = life if given.get("unseeded") else 3
+    if kind == "rows":
+        return {"x": Rows(x, y)}
+    if kind == "dataset":
+        import tensorflow as tf
+
+        return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=seed).batch(8)}
+    if kind == "loader":
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        data = TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
+        return {"x": DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(7))}
+    if kind == "generator":
+
+        def draw():
+            chance = np.random.default_rng(9)
+            while True:
+                rows = chance.integers(0, len(x), 8)
+                yield x[rows], y[rows]
+
+        return {"x": draw(), "steps_per_epoch": 7}
+    return {"x": x, "y": y, "batch_size": 8}
+
+
 def wait_for(path: Path) -> None:
     end = time.monotonic() + 90
     while not path.exists():
@@ -78,7 +126,8 @@ def main() -> None:
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     if given.get("saves"):
         strategy.checkpoint(directory / "saved", every_steps=2)
-    first = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    source = make_source(x, y)
+    first = model.fit(**source, epochs=2, verbose=0)
     drawn = float(np.random.rand())
     if life > 1:
         (directory / f"ready-{strategy.worker}").touch()
@@ -86,7 +135,7 @@ def main() -> None:
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=20, restore_best_weights=True)
     plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05)
     callbacks = [striker, stopping, plateau]
-    second = model.fit(x, y, batch_size=8, epochs=8, validation_data=(x[:13], y[:13]), verbose=0, callbacks=callbacks)
+    second = model.fit(**source, epochs=8, validation_data=(x[:13], y[:13]), verbose=0, callbacks=callbacks)
     digest = hashlib.sha256()
     for variable in (*model.variables, *model.optimizer.variables):
         digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())

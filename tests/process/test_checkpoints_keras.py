@@ -55,9 +55,9 @@ def test_a_fit_whose_workers_are_all_killed_goes_on_to_the_bits_of_a_calm_one(tm
     compare_logs(tmp_path)
 
 
-def compare_logs(place: Path) -> None:
+def compare_logs(place: Path, num_fits: int = 2) -> None:
     """Each epoch has its line, once."""
-    for log in ("log0.csv", "log1.csv"):
+    for log in (f"log{number}.csv" for number in range(num_fits)):
         assert (place / "logs" / log).read_text() == (place / "calm" / log).read_text()
 
 
@@ -115,6 +115,94 @@ def test_every_source_of_batches_goes_on_with_the_next_one(backend, kinds, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.torch
+def test_a_loop_of_train_on_batch_that_draws_its_batches_goes_on_with_the_next_one(tmp_path):
+    by_hand = {"by_hand": True, "kinds": [], "workers": 1}
+    calm = hash_of(start(tmp_path, "torch", log="calm", **by_hand).finish(120, LEAVES))
+    given = by_hand | {"directory": str(tmp_path / "saved")}
+    run = start(tmp_path, "torch", seconds=0.1, **given)
+    run.wait_for("did batch 13", timeout_s=90)
+    kill_all(run)
+    ended = start(tmp_path, "torch", **given).finish(120, LEAVES)
+    assert "resumed from" in ended.err
+    assert hash_of(ended) == calm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fit_with_one_replica_goes_on_to_the_bits_of_plain_keras(backend, tmp_path):
+    alone = {"workers": 1, "replicas": 1}
+    calm = hash_of(start(tmp_path, backend, log="calm", **alone).finish(120, LEAVES))
+    given = alone | {"directory": str(tmp_path / "saved"), "seconds": 0.05}
+
+    run = start(tmp_path, backend, **given)
+    run.wait_for("did fit0 18 ", timeout_s=90)
+    run.signal(signal.SIGKILL)
+    run.process.wait(10)
+
+    run = start(tmp_path, backend, **given)
+    run.wait_for("did fit1 5 ", timeout_s=90)
+    run.signal(signal.SIGTERM)
+    ended = run.finish(30, LEAVES)
+    assert ended.code == 143 and "resumed from" in ended.err and "did fit0 14 " not in ended.out, ended.err
+
+    ended = start(tmp_path, backend, **given).finish(120, LEAVES)
+    assert hash_of(ended).split()[1] == calm.split()[1]
+    assert "resumed from" in ended.err and "did fit0" not in ended.out and "did fit1 4 " not in ended.out
+    compare_logs(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "kinds", "replicas"),
+    [
+        pytest.param("torch", ["arrays"], 4, marks=pytest.mark.torch),
+        pytest.param("torch", ["loader"], 4, marks=pytest.mark.torch),
+        pytest.param("jax", ["arrays"], 4, marks=pytest.mark.jax),
+        pytest.param("jax", ["rows"], 1, marks=pytest.mark.jax),
+        pytest.param("tensorflow", ["dataset"], 4, marks=pytest.mark.tensorflow),
+        pytest.param("tensorflow", ["arrays"], 1, marks=pytest.mark.tensorflow),
+    ],
+)
+def test_a_finished_fit_that_is_given_more_epochs_ends_with_the_bits_of_a_longer_one(
+    backend, kinds, replicas, tmp_path
+):
+    given = {"kinds": kinds, "workers": min(2, replicas), "replicas": replicas, "plain_end": True, "patience": 9}
+    calm = hash_of(start(tmp_path, backend, log="calm", epochs=4, **given).finish(120, LEAVES))
+    given["directory"] = str(tmp_path / "saved")
+    assert start(tmp_path, backend, epochs=2, **given).finish(120, LEAVES).code == 0
+    ended = start(tmp_path, backend, epochs=4, **given).finish(120, LEAVES)
+    assert hash_of(ended).split()[1] == calm.split()[1] and "did fit0 14 " not in ended.out
+    compare_logs(tmp_path, len(kinds))
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_finished_fit_goes_on_with_more_epochs_or_says_why_it_cannot(tmp_path):
+    given = {"kinds": ["arrays"], "workers": 1, "patience": 9}
+    calm = hash_of(start(tmp_path, "torch", log="calm", epochs=3, plain_end=True, **given).finish(120, LEAVES))
+    given["directory"] = str(tmp_path / "saved")
+    assert start(tmp_path, "torch", epochs=2, plain_end=True, **given).finish(120, LEAVES).code == 0
+    ended = start(tmp_path, "torch", epochs=3, plain_end=True, **given).finish(120, LEAVES)
+    assert hash_of(ended) == calm and "did fit0 14 " not in ended.out and "did fit0 15 " in ended.out
+    compare_logs(tmp_path, 1)
+    ended = start(tmp_path, "torch", epochs=2, plain_end=True, **given).finish(120, LEAVES)
+    assert ended.code == 1 and "was over after 3 epochs when this run was saved, and is asked for 2" in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_more_epochs_of_a_fit_whose_end_changed_the_model_or_that_was_followed_by_another_are_refused(tmp_path):
+    given = {"directory": str(tmp_path / "saved"), "workers": 1}
+    assert start(tmp_path, "torch", epochs=2, kinds=["arrays"], **given).finish(120, LEAVES).code == 0
+    ended = start(tmp_path, "torch", epochs=3, kinds=["arrays"], **given).finish(120, LEAVES)
+    assert ended.code == 1 and "its end has changed the model" in ended.err, ended.err
+    assert start(tmp_path, "torch", epochs=2, **given).finish(120, LEAVES).code == 0
+    ended = start(tmp_path, "torch", epochs=3, **given).finish(120, LEAVES)
+    assert ended.code == 1 and "training went on after it" in ended.err, ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_another_model_seed_number_of_replicas_or_backend_is_refused_with_the_difference(tmp_path):
     given = {"directory": str(tmp_path / "saved"), "workers": 1}
     assert start(tmp_path, "torch", **given).finish(120, LEAVES).code == 0
@@ -123,13 +211,15 @@ def test_another_model_seed_number_of_replicas_or_backend_is_refused_with_the_di
             {"width": 5},
             "sequential/dense/kernel is (8, 5) float32 here, and sequential/dense/kernel (8, 16) float32 saved",
         ),
+        ({"optimizer": "SGD"}, "the optimizer is SGD here, and Adam in the saved run"),
         ({"seed": 3}, "is of a run with seed=0; this one has seed=3"),
         ({"replicas": 2}, "is of a run with replicas=4; this one has replicas=2"),
         ({"replicas": 1}, "is of a run with replicas=4; this one has replicas=1"),
     ):
         ended = start(tmp_path, "torch", **{**given, **other}).finish(60, LEAVES)
         assert ended.code == 1 and words in ended.err, ended.err
-    alone = start(tmp_path, "torch", workers=1, replicas=1, directory=str(tmp_path / "other")).finish(60, LEAVES)
-    assert alone.code == 0 and "nothing was saved in" in alone.err, alone.err  # fit is Keras's own
+    ended = start(tmp_path, "torch", rate=0.5, beta=0.8, **given).finish(60, LEAVES)
+    line = "learning_rate is 0.5 here, and was 0.01, which counts; beta_1 is 0.8 here, which counts, and was 0.9"
+    assert ended.code == 0 and f"the optimizer of sequential is not the saved one: {line}" in ended.err, ended.err
     ended = start(tmp_path, "jax", **given).finish(60, LEAVES)
     assert ended.code == 1 and "is one of keras on torch, and this run is keras on jax" in ended.err, ended.err

@@ -47,15 +47,13 @@ NUMBERS = {
 # What `make test` has time for; `make test-full` runs all. Only PyTorch compiles nothing.
 FEW = ("sgd_briefly", "a_death")
 SOME = {
-    "tensorflow": (*FEW, "everything_at_once", "positions_run_eagerly"),
+    "tensorflow": (*FEW, "everything_at_once"),
     "jax": FEW,
     "torch": (
         *FEW,
         "everything_at_once",
-        "accumulated",
         "odd_state",
         "last_batch_of_one",
-        "masked_beside_unmasked",
         "one_number_for_a_batch",
         "a_metric_that_counts_batches",
     ),

@@ -52,6 +52,7 @@ def run(backend: str, num_workers: int, names: tuple[str, ...]) -> tuple[int, st
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "names"), BACKENDS)
 def test_a_flipped_bit_is_named_and_healed_from_the_majority(backend, names):
     code, out, err = run(backend, 3, names)

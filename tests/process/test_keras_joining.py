@@ -19,6 +19,13 @@ CASES = [
         for name in ("torch", "jax", "tensorflow")
     ),
 ]
+STREAMS = [
+    pytest.param(backend, kind, marks=[getattr(pytest.mark, backend), pytest.mark.slow])
+    for backend, kind in (
+        *(("tensorflow", "dataset"), ("jax", "dataset"), ("torch", "dataset"), ("tensorflow", "rows")),
+        *(("torch", "rows"), ("torch", "loader"), ("torch", "generator"), ("jax", "generator")),
+    )
+]
 
 
 def train(place: Path, backend: str, strikes: list[list[int]], **given) -> Ended:
@@ -28,11 +35,36 @@ def train(place: Path, backend: str, strikes: list[list[int]], **given) -> Ended
     return Run(place, words, env={"KERAS_BACKEND": backend}).finish(300, LEAVES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend, strikes", CASES)
 def test_workers_that_come_back_join_a_fit_and_the_bits_are_those_of_a_calm_run(backend, strikes, tmp_path):
     calm = train(tmp_path / "calm", backend, [])
-    assert calm.code == 0, calm.err[-3000:]
     struck = train(tmp_path / "struck", backend, strikes, saves=len(strikes) > 1)
+    compare(calm, struck, strikes)
+
+
+@pytest.mark.parametrize("backend, kind", STREAMS)
+def test_a_worker_that_comes_back_reads_a_stream_up_to_the_others_and_joins(backend, kind, tmp_path):
+    calm = train(tmp_path / "calm", backend, [], kind=kind)
+    strikes = [[0, 1, 2]]
+    compare(calm, train(tmp_path / "struck", backend, strikes, kind=kind), strikes)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_a_stream_that_is_another_one_each_time_keeps_a_worker_from_coming_back_and_harms_nobody(tmp_path):
+    calm = train(tmp_path / "calm", "tensorflow", [], kind="dataset", unseeded=True)
+    struck = train(tmp_path / "struck", "tensorflow", [[0, 1, 2]], kind="dataset", unseeded=True)
+    assert struck.code == 0, struck.err[-3000:]
+    assert "worker 0 (cpu:0/v0) was ended by SIGKILL" in struck.err
+    line = "worker 0 (cpu:0/v0) could not join: Its data come in another order than those of the others; the run goes"
+    assert struck.err.count(line) == 1, struck.err
+    assert struck.facts()[1]["facts"] == calm.facts()[0]["facts"]
+
+
+def compare(calm: Ended, struck: Ended, strikes: list[list[int]]) -> None:
+    """Each strike has happened, each worker has come back, and all of them know what nobody was killed for."""
+    assert calm.code == 0, calm.err[-3000:]
     assert struck.code == 0, struck.err[-3000:]
     for worker, _, _ in strikes:
         who = f"worker {worker} (cpu:0/v{worker})"

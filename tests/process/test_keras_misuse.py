@@ -30,6 +30,7 @@ with strategy.scope():
 """
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_callback_of_one_worker_stops_all_with_its_traceback(tmp_path):
     source = """
 class Mine(keras.callbacks.Callback):

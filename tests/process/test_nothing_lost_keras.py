@@ -88,9 +88,11 @@ def test_a_worker_of_fit_killed_at_a_random_moment_changes_no_bit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_three_workers_killed_at_random_moments_of_three_trainings_change_no_bit(kind):
-    check(kind, 4, choose_strikes(kind, 1, 3, 4))
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("kind", BACKENDS[:3])
+def test_three_workers_killed_at_random_moments_of_three_trainings_change_no_bit(kind, seed):
+    """TensorFlow loops have seeds of their own, in test_nothing_lost_tensorflow.py."""
+    check(kind, 4, choose_strikes(kind, seed, 3, 4))
 
 
 @pytest.mark.slow

@@ -10,20 +10,20 @@ from types import FunctionType
 from typing import Any
 
 Replacement = tuple[Any, str, Any]  # a class, the name of a method, and what stands there meanwhile
-_INHERITED = object()
+INHERITED = object()
 
 
 @contextmanager
 def replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
     """Afterwards everything is as it was, also where a class had inherited the method."""
-    former = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in replacements]
+    former = [(owner, name, vars(owner).get(name, INHERITED)) for owner, name, _ in replacements]
     for owner, name, new in replacements:
         setattr(owner, name, new)
     try:
         yield
     finally:
         for owner, name, old in reversed(former):
-            if old is _INHERITED:
+            if old is INHERITED:
                 delattr(owner, name)
             else:
                 setattr(owner, name, old)

@@ -15,6 +15,7 @@ from duoka.devices.device import Device
 from duoka.errors import CheckpointError, MismatchError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.keras.alone import LoneModel
 from duoka.frameworks.keras.attachment import Attachment, is_attached
 from duoka.frameworks.keras.backends import BACKENDS
 from duoka.frameworks.keras.capture import FRAMEWORK
@@ -81,6 +82,8 @@ class KerasAdapter:
         self._trainings = Trainings(
             self, self._progress, self.options.borders, newcomers, self.tell_once, self._is_main
         )
+        self._plain: list[weakref.ref[Any]] = []  # models with one replica
+        self.options.borders.when_state_is_wanted(self._attach_plain)
         if len(collective.workers) > 1:
             watch_outsiders(self.tell_once)
 
@@ -98,12 +101,16 @@ class KerasAdapter:
         return list(objects)
 
     def attach(self, model: Any) -> None:
-        """Once for each model. With one replica it stays as it is."""
+        """Once for each model. With one replica it stays as it is, until there are checkpoints."""
         if is_attached(model):
             return
         if self._collective.num_replicas == 1:
             if self._placement_log is not None:
                 log_plain_fit_placement(self._placement_log, model)
+            if not any(known() is model for known in self._plain):
+                self._plain.append(weakref.ref(model))
+            if self.options.borders.is_state_wanted:
+                self._attach_plain()
             return
         self._check(model)
         Attachment(
@@ -121,6 +128,12 @@ class KerasAdapter:
         ).attach()
         if keras.backend.backend() == "tensorflow":  # where updates are compiled that nobody asked to compile
             watch_choice(model)
+
+    def _attach_plain(self) -> None:
+        models, self._plain = [known() for known in self._plain], []
+        for model in models:
+            if model is not None:
+                LoneModel(model, self._progress, self._trainings).attach()
 
     def _check(self, model: Any) -> None:
         if (name := keras.backend.backend()) not in BACKENDS:
@@ -172,6 +185,7 @@ class KerasAdapter:
             "batch": self.batch,
             "bodies": self._progress.batch,
             "agreed_step": self.checks.agreed_step,
+            "rooms": list(self._memory.rooms),
             **self._trainings.capture(),
         }
 
@@ -186,6 +200,8 @@ class KerasAdapter:
         self._progress.step, self._progress.batch = state["step"], state["bodies"]
         agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
         self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
+        if self._trainings.newcomers.is_newcomer:
+            self._memory.make_same_rooms(state["rooms"])
         self._trainings.resume(state)
 
     def weigh(self, loss: Any, count: Any) -> Any:

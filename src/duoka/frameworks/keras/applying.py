@@ -8,7 +8,7 @@ from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from duoka.frameworks.replacing import definitions, for_this_thread, replacing
+from duoka.frameworks.switching import places_of, switching
 
 Exchange = Callable[[list[Any]], list[Any]]
 
@@ -26,26 +26,21 @@ class Applying:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        makers = {"apply": self._make_apply, "stateless_apply": self._make_stateless_apply}
-        known = definitions(BaseOptimizer, list(makers))
-        with replacing([(kind, name, for_this_thread(makers[name](method), method)) for kind, name, method in known]):
+        calls = {"apply": self._apply, "stateless_apply": self._stateless_apply}
+        with switching([(kind, name, calls[name]) for kind, name in places_of(BaseOptimizer, tuple(calls))]):
             yield
 
-    def _make_apply(self, original: Any) -> Any:
-        def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-            with self._entering() as is_first:
-                grads = self._exchange(list(grads)) if is_first else grads
-                return original(optimizer, grads, trainable_variables)
+    def _apply(self, own: Any, optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        with self._entering() as is_first:
+            grads = self._exchange(list(grads)) if is_first else grads
+            return own(optimizer, grads, trainable_variables)
 
-        return apply
-
-    def _make_stateless_apply(self, original: Any) -> Any:
-        def stateless_apply(optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-            with self._entering() as is_first:
-                grads = self._exchange(list(grads)) if is_first else grads
-                return original(optimizer, optimizer_variables, grads, trainable_variables)
-
-        return stateless_apply
+    def _stateless_apply(
+        self, own: Any, optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        with self._entering() as is_first:
+            grads = self._exchange(list(grads)) if is_first else grads
+            return own(optimizer, optimizer_variables, grads, trainable_variables)
 
     @contextmanager
     def _entering(self) -> Iterator[bool]:

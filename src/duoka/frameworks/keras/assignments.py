@@ -8,17 +8,16 @@ from typing import Any
 
 import keras
 
-from duoka.frameworks.replacing import for_this_thread, replacing
+from duoka.frameworks.switching import switching
 
 
 @contextmanager
 def watching_assignments(see: Callable[[Any], None]) -> Iterator[None]:
     """`see` gets each variable before this thread assigns to it; what it raises keeps the old value."""
-    assign = keras.Variable._direct_assign
 
-    def assign_seen(variable: Any, value: Any) -> None:
+    def assign_seen(assign: Callable[..., None], variable: Any, value: Any) -> None:
         see(variable)
         assign(variable, value)
 
-    with replacing([(keras.Variable, "_direct_assign", for_this_thread(assign_seen, assign))]):
+    with switching([(keras.Variable, "_direct_assign", assign_seen)]):
         yield

@@ -35,6 +35,7 @@ from duoka.frameworks.keras.trainings import Trainings
 from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 from duoka.frameworks.placement_log import PlacementLog
+from duoka.frameworks.switching import keeping_switches
 
 _SHADOWED = (
     "make_train_function",
@@ -134,12 +135,16 @@ class Attachment:
             arguments["callbacks"] = [*callbacks, *more]
         self._is_fitting = True
         try:
-            with naming(x), writing_once([*callbacks, *more], self._is_main), self._sharing(x):
+            reading = self._reading_of(x)
+            sharing: AbstractContextManager[None] = nullcontext() if reading is None else reading.watching(x)
+            with naming(x), writing_once([*callbacks, *more], self._is_main), sharing, keeping_switches():
                 return self._trainings.run(
                     self._model,
                     (x, arguments.get("validation_data")),
                     lambda: type(self._model).fit(self._model, **arguments),
+                    num_epochs=int(arguments.get("epochs", 1)),
                     has_own_steps=arguments.get("steps_per_epoch") is not None,
+                    reading=reading,
                 )
         finally:
             self._is_fitting = False
@@ -208,16 +213,16 @@ class Attachment:
         kind = BatchVote if any(note[0] for note in notes) else EpochVote
         return kind(self._model, self._collective, self._equality)
 
-    def _sharing(self, x: Any) -> AbstractContextManager[None]:
+    def _reading_of(self, x: Any) -> SharedReading | None:
         """Where it is not asked for, only what can be seen to come to no harm is read by one worker for all."""
         source = source_of(x)
-        is_alone = len(self._collective.workers) == 1 and x not in self._readings
+        is_alone = len(self._collective.workers) == 1 and self._collective.joining is None and x not in self._readings
         if self._share_reading is False or is_alone or not source.is_stream:
-            return nullcontext()
+            return None
         restarting: Any = load_restarting() if source.is_tensorflow else None
         restarts = restarting is not None and restarting.restarts(x)
         if not restarts and not self._share_reading:
-            return nullcontext()
+            return None
         prepare = None if restarting is None else restarting.with_own_threads
 
         def make() -> SharedReading:
@@ -231,7 +236,7 @@ class Attachment:
                 is_led=lambda: self._trainings.is_led,
             )
 
-        return self._readings.of(x, make).watching(x)
+        return self._readings.of(x, make)
 
     def _bar(self, callbacks: list[Any], arguments: dict[str, Any]) -> list[Any]:
         has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
@@ -282,7 +287,7 @@ class Attachment:
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
             first = self._build(next(batches))
             if is_training:
-                is_over, state = self._trainings.meet(self._model, state, self._keep_equal)
+                is_over, state = self._trainings.meet(self._model, first, state, self._keep_equal)
             if is_training and is_over:
                 skip(batches, num_batches - 1)
                 return self._trainings.logs_of_before(self._model), state

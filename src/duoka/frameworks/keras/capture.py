@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import weakref
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,9 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from duoka.collectives.arrays import Array
 from duoka.errors import CheckpointError
+from duoka.frameworks.exchange.digest import as_bytes
 from duoka.frameworks.keras.generators import AT_THE_START, Generator, read_random, write_random
+from duoka.frameworks.keras.given import describe, list_changes, list_optimizers
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables
 from duoka.frameworks.keras.start import read_value
 
@@ -31,10 +35,13 @@ class Models:
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[Any]] = []
+        self._given: dict[str, dict[str, dict[str, str]]] = {}  # by number: the values of optimizers
 
     def add(self, model: Any) -> None:
+        """Before its first training."""
         if not any(known() is model for known in self._models):
             self._models.append(weakref.ref(model))
+            self._given[self.number(model)] = {name: describe(each) for name, each in list_optimizers(model).items()}
 
     def number(self, model: Any) -> str:
         return str(next(number for number, known in enumerate(self._models) if known() is model))
@@ -52,10 +59,17 @@ class Models:
 
         known = {str(number): each() for number, each in enumerate(self._models)}
         return {
-            number: _kinds(each) | {"variables": {name: read(variable) for name, variable in _named(each)}}
+            number: {"kinds": _kinds(each), "given": self._given[number]}
+            | {"variables": {name: read(variable) for name, variable in _named(each)}}
             for number, each in known.items()
             if each is not None
         }
+
+    def digest(self) -> int:
+        """Of all variables: another one if any of them has changed. Outside of batches."""
+        known = [model for each in self._models if (model := each()) is not None]
+        values = (read_value(variable.value) for model in known for _, variable in _named(model))
+        return functools.reduce(lambda sum_, value: zlib.crc32(as_bytes(value).data, sum_), values, 0)
 
     def restore(self, saved: dict[str, Any], model: Any = None, state: Any = None) -> Any:
         """All of it is checked before anything is changed. Gives JAX's state, with what was saved."""
@@ -71,6 +85,17 @@ class Models:
             _write(each, kept, state if each is model else None)
         return state
 
+    def name_changes(self, saved: dict[str, Any]) -> list[str]:
+        """What this script gives to optimizers otherwise than the saved run, which had the same ones."""
+        lines = []
+        for number, model in ((str(number), each()) for number, each in enumerate(self._models)):
+            if model is not None and number in saved:
+                for name, values in saved[number]["given"].items():
+                    if changes := list_changes(self._given[number].get(name, {}), values):
+                        lines.append(f"the {name} of {model.name} is not the saved one: {'; '.join(changes)}")
+                self._given[number] = saved[number]["given"]
+        return lines
+
     def restore_one(self, saved: dict[str, Any], model: Any) -> None:
         """What is known of a model whose training is over; nothing, where it has been changed since."""
         kept = saved.get(self.number(model))
@@ -84,7 +109,8 @@ class Models:
 
 
 def _kinds(model: Any) -> dict[str, str]:
-    return {"model": type(model).__name__, "optimizer": type(model.optimizer).__name__}
+    optimizers = {name: type(each).__name__ for name, each in list_optimizers(model).items()}
+    return {"model": type(model).__name__} | optimizers
 
 
 def _groups(model: Any) -> list[list[Any]]:
@@ -108,8 +134,7 @@ def _named(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _further_optimizers(model: Any) -> list[Any]:
     """Beside the one that it is compiled with: those of a GAN, say."""
-    found = (value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer))
-    return [optimizer for optimizer in found if optimizer is not model.optimizer]
+    return [optimizer for name, optimizer in list_optimizers(model).items() if optimizer is not model.optimizer]
 
 
 def _build_optimizers(model: Any) -> None:
@@ -164,9 +189,10 @@ def _storable(array: Array) -> Array:
 
 def _compare(model: Any, kept: dict[str, Any]) -> None:
     """Name the first difference. Names may differ: a script that has made other models before has counted on."""
-    for what, here in _kinds(model).items():
-        if here != kept[what]:
-            raise _other_run(f"the {what} is a {here} here, and a {kept[what]} in the saved run")
+    here, saved_kinds = _kinds(model), kept["kinds"]
+    for what in {**here, **saved_kinds}:
+        if here.get(what) != saved_kinds.get(what):
+            raise _other_run(f"the {what} is {here.get(what)} here, and {saved_kinds.get(what)} in the saved run")
     here_list, saved = [(name, _form(variable)) for name, variable in _named(model)], kept["variables"]
     for (name, form), (other, array) in zip(here_list, saved.items(), strict=False):
         if form[0] != array.shape or (array.dtype.name != form[1] and hasattr(np, form[1])):

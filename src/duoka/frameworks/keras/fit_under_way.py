@@ -10,12 +10,11 @@ from keras import callbacks as kinds
 
 from duoka.frameworks.keras.callback_state import CallbackStates, refuse_backups
 from duoka.frameworks.keras.capture import capture_generators, restore_generators
+from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.replacing import replacing
 
-_SILENT = (
-    *("on_epoch_end", "on_train_batch_end", "on_train_end"),
-    *("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end"),
-)
+_SILENT = ("on_train_end", "on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
+_WATCHED = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_epoch_end")
 Record = dict[str, Any]
 
 
@@ -34,18 +33,28 @@ class FitUnderWay:
         kept: tuple[Record | None, Record | None],
         is_main: Callable[[], bool],
         *,
+        num_epochs: int,
         is_stream: bool,
         can_leap: bool,
+        reading: SharedReading | None = None,
         is_scout: bool = False,
+        see_end: Callable[[], None] = lambda: None,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
         """`kept` is what a saved state knows of it: one that is over, or the one to go on with.
 
-        A scout takes one batch, to build the model, and ends: by then it is known how to go on.
+        A scout takes one batch, to build the model, and ends: by then it is known how to go on. `see_end` is called
+        when the last epoch is over, before anything is done about the end. `go_on` is called where one that was over
+        when it was saved is about to begin another epoch.
         """
+        self._num_epochs, self._see_end, self._go_on = num_epochs, see_end, go_on
+        self._reading = reading
         self.model, self.first_call, self._calls = model, calls.count, calls
         self.record, self._next = kept
         self._is_main, self._is_stream, self._can_leap = is_main, is_stream, can_leap
         self.epoch = self.batch = 0
+        self._is_cut = False  # in the middle of an epoch, by a callback that has stopped it
+        self._is_stopped = False  # by a callback
         self._epoch_call, self._epoch_generators = calls.count, capture_generators()
         self.is_scout = is_scout
         self.is_silent = is_scout or self.record is not None or self._next is not None
@@ -78,7 +87,7 @@ class FitUnderWay:
             finally:
                 self.model._initial_epoch = former_epoch
                 if self._list is not None:
-                    for name in (*_SILENT, "on_epoch_begin", "on_train_batch_begin"):
+                    for name in (*_SILENT, *_WATCHED):
                         vars(self._list).pop(name, None)
 
     def _begin(self, callbacks: Any, begin: Callable[[], None]) -> None:
@@ -95,11 +104,19 @@ class FitUnderWay:
             self._leap()
 
     def _leap(self) -> None:
-        """Epochs that are over need not be read again where nothing is kept between them but the generators' state."""
+        """Epochs that are over need not be read again where nothing is kept between them but the generators' state.
+
+        One that goes on with a new epoch reads the last one: its model has all its variables then, on every backend.
+        """
         assert self._next is not None
-        if self._next["epoch"] and self._can_leap and not self._is_stream:
-            self.model._initial_epoch = self._next["epoch"]
+        first = self._next["epoch"] - self._is_between(self._next["epoch"])
+        if first and self._can_leap and not self._is_stream:
+            self.model._initial_epoch = first
             self._calls.count = self._next["epoch_call"]
+
+    def _is_between(self, epoch: int) -> bool:
+        """Whether it was saved at its end, and goes on with this epoch."""
+        return self._next is not None and self._next["is_between"] and self._next["epoch"] == epoch
 
     def _watch(self, callbacks: Any) -> None:
         attributes, own = vars(callbacks), type(callbacks)
@@ -108,6 +125,8 @@ class FitUnderWay:
 
         def on_epoch_begin(epoch: int, logs: Any = None) -> None:
             self.epoch, self.batch = epoch, 0
+            if self.is_silent and self._is_between(epoch):
+                self._go_on()
             if not self.is_silent:
                 own.on_epoch_begin(callbacks, epoch, logs)
             elif self._next is not None and epoch == self._next["epoch"]:
@@ -119,7 +138,22 @@ class FitUnderWay:
             if not self.is_silent:
                 own.on_train_batch_begin(callbacks, batch, logs)
 
-        attributes["on_epoch_begin"], attributes["on_train_batch_begin"] = on_epoch_begin, on_train_batch_begin
+        def on_train_batch_end(batch: int, logs: Any = None) -> None:
+            if not self.is_silent:
+                own.on_train_batch_end(callbacks, batch, logs)
+            self._is_cut = self.model.stop_training
+
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+            if not self.is_silent:
+                own.on_epoch_end(callbacks, epoch, logs)
+                self._is_stopped = bool(self.model.stop_training)
+                if epoch + 1 == self._num_epochs and not self._is_stopped:
+                    self._see_end()
+            elif self._has_read_all():
+                self.model.stop_training = True
+
+        watched = (on_epoch_begin, on_train_batch_begin, on_train_batch_end, on_epoch_end)
+        attributes.update(zip(_WATCHED, watched, strict=True))
 
     def _if_heard(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -129,28 +163,40 @@ class FitUnderWay:
 
     # On the way to a saved batch, and from there.
 
+    def head_for(self, saved: Record) -> None:
+        """The others have gone on since this worker heard where they are."""
+        self._next = saved
+
     def leave_out(self) -> None:
-        """A batch was read and not trained on. What is over already is left where it ended."""
-        if self.reads_nothing:
+        """A batch was read and not trained on. What is over already is left where it ended.
+
+        At the end of an epoch, in most cases: streams shuffle themselves anew there, and begin the next run.
+        """
+        if self.reads_nothing or (self._has_read_all() and self.record is not None and self.record.get("is_cut")):
             self.model.stop_training = True
-        elif self.record is not None:
-            last = self.record["num_calls"]
-            if self._calls.count - self.first_call >= last:
-                self.model.stop_training = True
+
+    def _has_read_all(self) -> bool:
+        """Of one that is over."""
+        return self.record is not None and self._calls.count - self.first_call >= self.record["num_calls"]
 
     def arrive(self, saved: Record, *, has_joined: bool) -> None:
         """The next batch is the first one of this process; of others in this run, if it `has_joined` them."""
         self.is_silent = False
         self.trained = saved["trained"] if has_joined else 0
+        if has_joined and self._reading is not None:
+            self._reading.restore(saved["reading"])
         if self._states is not None:
             self._states.restore(saved["callbacks"], is_main=self._is_main())
-        for bar in self._list_callbacks(kinds.ProgbarLogger):
-            bar.on_epoch_begin(self.epoch)
+        if not saved["is_between"]:
+            for bar in self._list_callbacks(kinds.ProgbarLogger):
+                bar.on_epoch_begin(self.epoch)
         self._epoch_call, self._epoch_generators = saved["epoch_call"], saved["epoch_generators"]
 
-    def end_again(self) -> None:
+    def end_again(self, *, is_newcomer: bool) -> None:
         if self._states is not None and self.record is not None:
             self._states.restore(self.record["callbacks"], is_main=self._is_main())
+        if is_newcomer and self._reading is not None and self.record is not None:
+            self._reading.restore(self.record["reading"])
 
     def _list_callbacks(self, kind: type) -> list[Any]:
         return [] if self._list is None else [each for each in self._list.callbacks if isinstance(each, kind)]
@@ -168,9 +214,21 @@ class FitUnderWay:
             "epoch": self.epoch,
             "epoch_call": self._epoch_call,
             "epoch_generators": self._epoch_generators,
+            "reading": self._capture_reading(),
+            "is_between": False,
         }
+
+    def capture_between(self, tell: Callable[[str], None]) -> Record:
+        """When its last epoch is over: from here a longer one goes on with the next epoch."""
+        return self.capture(tell) | {"epoch": self._num_epochs, "is_between": True}
 
     def end(self, tell: Callable[[str], None]) -> Record:
         """It is over, and will be left out by a run that goes on."""
         callbacks = [] if self._states is None else self._states.capture(tell, is_over=True)
-        return {"calls": self._calls.count, "num_calls": self._calls.count - self.first_call, "callbacks": callbacks}
+        counts = {"calls": self._calls.count, "num_calls": self._calls.count - self.first_call}
+        epochs = {"epochs": self.epoch + 1 if self._is_stopped else self._num_epochs, "is_stopped": self._is_stopped}
+        rest = {"is_cut": self._is_cut, "callbacks": callbacks, "reading": self._capture_reading()}
+        return counts | epochs | rest
+
+    def _capture_reading(self) -> list[int]:
+        return [] if self._reading is None else self._reading.capture()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,11 @@ def tensor_of(array: Array) -> torch.Tensor:
     if array.dtype.name == "bfloat16":
         return torch.as_tensor(array.view(np.int16)).view(torch.bfloat16)
     return torch.as_tensor(array)
+
+
+def copy_of(part: Any) -> Any:
+    """Of rows, as they come from a dataset."""
+    return part.clone() if isinstance(part, torch.Tensor) else copy.deepcopy(part)
 
 
 class _Function(torch.autograd.Function):

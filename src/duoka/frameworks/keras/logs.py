@@ -10,10 +10,12 @@ from keras import ops
 from duoka.errors import MismatchError
 
 
-def metric_results(model: Any) -> dict[str, Any]:
-    """Everything the metrics can tell, under the names that a step may use for it."""
-    results = {metric.name: metric.result() for metric in model.metrics}
-    results.update(model.get_metrics_result())
+def metric_results(model: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Everything the metrics can tell, under the names that a step may use for it; with `names`, at least those."""
+    results = dict(model.get_metrics_result())
+    for metric in model.metrics:
+        if metric.name not in results and (names is None or metric.name in names):
+            results[metric.name] = metric.result()
     return results
 
 
@@ -34,23 +36,23 @@ class Logs:
 
     def __init__(self, model: Any, tell: Callable[[str], None]) -> None:
         self._model, self._tell = model, tell
-        self._names: list[str] = []
+        self.names: list[str] = []
         self.own: list[str] = []  # the names of numbers that no metric keeps
 
     def learn(self, reported: Any, results: dict[str, Any], updated: set[int]) -> list[Any]:
         """Gives the numbers that no metric keeps. For `results` and `updated` see `_names_kept`."""
-        self._names, own = _split(reported, _names_kept(self._model, results, updated), self._tell)
+        self.names, own = _split(reported, _names_kept(self._model, results, updated), self._tell)
         self.own = list(own)
         return list(own.values())
 
     def pick(self, results: dict[str, Any]) -> dict[str, Any]:
         """Of all that metrics can tell, what is reported."""
-        return {name: results[name] for name in self._names if name in results and name not in self.own}
+        return {name: results[name] for name in self.names if name in results and name not in self.own}
 
     def assemble(self, results: dict[str, Any], own: Sequence[Any]) -> dict[str, Any]:
         """The logs of a batch, in the step's order, from what the metrics tell and the numbers that none keeps."""
         numbers = results | dict(zip(self.own, own, strict=True))
-        return {name: numbers[name] for name in self._names}
+        return {name: numbers[name] for name in self.names}
 
 
 def _split(reported: Any, known: set[str], tell: Callable[[str], None]) -> tuple[list[str], dict[str, Any]]:

@@ -1,21 +1,23 @@
 """A worker in the place of a lost one comes through the script: past each `fit` that is over, into the one under way.
 
 Members of a run leave a mark at the end of each `fit`, with what came of it. A newcomer that finds the mark leaves that
-`fit` out. In one without, it takes the first batch, which builds its model, and is given the state of the others at
-their next border; then it begins that `fit` once more, and is led to their batch. Nothing that is exchanged within a
-`fit` is written down: the state makes up for it.
+`fit` out. In one without, on arrays, it takes the first batch, which builds its model, and is given the state of the
+others at their next border; then it begins that `fit` once more, and is led to their batch. A stream cannot be begun
+twice: there it hears at first where the others are, reads up to their batch while they go on, and joins when it is
+near. Nothing that is exchanged within a `fit` is written down: the state makes up for it.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from duoka.checkpoint.tree import describe, rebuild
-from duoka.collectives.joining import Joining, unrecorded
+from duoka.collectives.joining import Joining, Later, unrecorded
 from duoka.errors import CannotJoin, CheckpointError
 from duoka.frameworks.handing import take
 
@@ -55,13 +57,11 @@ class Newcomers:
                 why="its model has no trained weights before that.",
             )
 
-    def begin_fit(self, number: int, *, is_stream: bool) -> Record | None:
+    def begin_fit(self, number: int) -> Record | None:
         """A member lets it be known that its state can be had. A newcomer hears what came of a fit that is over."""
         if self._joining is None:
             return None
-        if is_stream:
-            self.refuse("a stream (tf.data, a PyDataset, a generator) would have to be read from its beginning")
-        elif not self._joining.is_newcomer:
+        if not self._joining.is_newcomer:
             if not self._is_refused:
                 self._joining.allow()
         elif self._joining.is_behind:
@@ -73,6 +73,33 @@ class Newcomers:
         assert self._joining is not None
         facts = self._joining.pass_by(_name(number), partial(take, self._adapter, self._borders.also))
         return None if facts is None else _unpack(facts)
+
+    def approach(self, number: int, is_near: Callable[[], bool]) -> Record | None:
+        """The same, once the state has been read and `is_near` says so; before that nobody waits for this worker."""
+
+        def take_or_go_on(fd: int) -> None:
+            take(self._adapter, self._borders.also, fd)
+            if not is_near():
+                raise Later
+
+        assert self._joining is not None
+        try:
+            facts = self._joining.pass_by(_name(number), take_or_go_on)
+        except Later:
+            return None
+        return None if facts is None else _unpack(facts)
+
+    def compare_batches(self, here: int, others: int | None) -> None:
+        """A batch of a stream, and theirs: what this worker reads must be what they have read."""
+        if self.is_newcomer and others is not None and here != others:
+            raise CannotJoin(
+                "Its data come in another order than those of the others.",
+                why="a stream that draws from a generator without a seed, or from a clock, is another one each time.",
+            )
+
+    def refuse_end(self) -> None:
+        if self.is_newcomer:
+            raise CannotJoin("A fit ends here before the batch at which the others are: it has fewer data.")
 
     def wait_for_end(self, number: int) -> Record:
         """A fit that trains nothing has no border to join at."""

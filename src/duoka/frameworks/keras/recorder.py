@@ -11,7 +11,7 @@ from keras import layers
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
 from duoka.frameworks.keras.refusals import refuse_own_optimizers
-from duoka.frameworks.replacing import for_this_thread, replacing
+from duoka.frameworks.switching import switching
 
 
 class NeedsWholeShares(BaseException):
@@ -20,21 +20,26 @@ class NeedsWholeShares(BaseException):
 
 
 class Recorder:
-    """Use it around one run, or one tracing, of a `train_step` or `test_step`. Nothing of it stays on the optimizer."""
+    """Use it around runs, or tracings, of a `train_step` or `test_step`. Nothing of it stays on the optimizer."""
 
     def __init__(self, model: Any, *, is_training: bool, find_place: Callable[[], int] | None = None) -> None:
         """`find_place` tells where a graph is that is being traced."""
         self._model, self._is_training, self._find_place = model, is_training, find_place
+        self._metric_ids = {id(variable) for variable in model.metrics_variables}
+        self._weight_ids = {id(variable) for variable in model.trainable_variables}
+        self._forget()
+
+    def _forget(self) -> None:
         self.gradients: list[Any] | None = None
         self.variables: list[Any] = []  # that the gradients are of
         self.applied_at: int | None = None  # the place where they were applied
         self.changed: dict[int, Any] = {}  # variables that were assigned to, by id
         self.counted: set[int] = set()  # ids of variables of metrics that were assigned to
-        self._metric_ids = {id(variable) for variable in model.metrics_variables}
-        self._weight_ids = {id(variable) for variable in model.trainable_variables}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Once for each run: what was recorded before is forgotten."""
+        self._forget()
         shadow = {"apply": self._apply, "stateless_apply": self._stateless_apply}
         attributes = self._model.optimizer.__dict__ if self._is_training else {}
         attributes.update(shadow)
@@ -86,13 +91,11 @@ class Recorder:
 @contextmanager
 def _finding_synchronised_layers() -> Iterator[None]:
     """A layer that is to normalise with the statistics of all replicas has to hear of them in the middle of a step."""
-    kind = layers.BatchNormalization
-    own = kind._moments
 
-    def moments(layer: Any, inputs: Any, mask: Any) -> Any:
+    def moments(own: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> Any:
         if layer.synchronized:
             raise NeedsWholeShares(f"the layer {layer.name} has synchronized=True")
         return own(layer, inputs, mask)
 
-    with replacing([(kind, "_moments", for_this_thread(moments, own))]):
+    with switching([(layers.BatchNormalization, "_moments", moments)]):
         yield

@@ -61,7 +61,7 @@ def _patched(attach: Callable[[Any], None]) -> Iterator[None]:
             if is_attached(model):
                 return function(model, *args, **kwargs)
             attach(model)
-            return getattr(model, name)(*args, **kwargs)
+            return getattr(model, name)(*args, **kwargs) if is_attached(model) else function(model, *args, **kwargs)
 
         return run
 

@@ -104,7 +104,7 @@ class SharedReading:
 
         def end_epoch_together() -> None:
             """Datasets shuffle themselves here, and validation may draw from the same generators."""
-            if self._is_shared:
+            if self._is_shared and not self._is_led():
                 self._agree_on_generators("after a run through the data")
             end_epoch()
 
@@ -112,10 +112,18 @@ class SharedReading:
 
     def _start_together(self) -> None:
         """A `fit` before may have ended with an error, for some workers at another batch than for others."""
-        note = json.dumps([self._num_taken, self._decide_at, self._is_decided, self._is_shared]).encode()
+        note = json.dumps(self.capture()).encode()
         answers = [json.loads(answer) for answer in hear_all(self._collective, note, "of what was read before")]
-        self._num_taken, self._decide_at, self._is_decided, self._is_shared = map(max, zip(*answers, strict=True))
+        self.restore(list(map(max, zip(*answers, strict=True))))
         self._at_hand = None
+
+    def capture(self) -> list[int]:
+        """What all workers know of it, for one that joins them: it has read all batches until then by itself."""
+        return [self._num_taken, self._decide_at, int(self._is_decided), int(self._is_shared)]
+
+    def restore(self, known: list[int]) -> None:
+        self._num_taken, self._decide_at = known[:2]
+        self._is_decided, self._is_shared = map(bool, known[2:])
 
     def take(self, stream: Stream) -> Any:
         """The next global batch, the same on all workers."""

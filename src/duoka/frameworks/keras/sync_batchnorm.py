@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from keras import backend, layers, ops
 
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.host import Host
-from duoka.frameworks.replacing import for_this_thread, replacing
+from duoka.frameworks.switching import switching
 
 
 @contextmanager
@@ -19,15 +19,13 @@ def synchronising(host: Host, wire: Wire, *, all_layers: bool) -> Iterator[None]
 
     Keras asks `_moments` only where it trains.
     """
-    kind = layers.BatchNormalization
-    own = kind._moments
 
-    def moments(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    def moments(own: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
         if all_layers or layer.synchronized:
             return _moments(layer, inputs, mask, host, wire)
         return own(layer, inputs, mask)
 
-    with replacing([(kind, "_moments", for_this_thread(moments, own))]):
+    with switching([(layers.BatchNormalization, "_moments", moments)]):
         yield
 
 

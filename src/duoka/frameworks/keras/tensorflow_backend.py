@@ -50,7 +50,7 @@ class TensorFlowBackend(Backend):
 
     def begin_batch(self, number: int, state: Any = None) -> None:
         self.seeds = [*seed_variables(self.model), global_seed_variable()]
-        self._starts = [seed.value.numpy() for seed in self.seeds]
+        self._starts = [as_array(seed.value).copy() for seed in self.seeds]  # half the time of numpy()
 
     @property
     def state(self) -> Any:

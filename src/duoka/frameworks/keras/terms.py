@@ -22,7 +22,7 @@ from keras.src.losses import loss as loss_module
 
 from duoka.collectives.arrays import Array
 from duoka.errors import MismatchError
-from duoka.frameworks.replacing import for_this_thread, replacing
+from duoka.frameworks.switching import switching
 
 MOST_TERMS = 62
 MOST_FACTORS = MOST_TERMS + 2  # one for each term, and:
@@ -58,15 +58,13 @@ class Terms:
         global _rows_factor
         self.kinds, self.denominators = [], []
         _rows_factor = factors[ROWS]
-        reduce, call = loss_module.reduce_weighted_values, loss_module.Loss.__call__
-        add = Layer.add_loss
         called: list[Any] = []
 
-        def add_seen(layer: Any, loss: Any) -> None:
+        def add_seen(add: Callable[..., None], layer: Any, loss: Any) -> None:
             self.has_own |= not _is_of_keras(type(layer))
             add(layer, loss)
 
-        def call_seen(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        def call_seen(call: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
             self.has_own |= not _is_of_keras(getattr(loss, "fn", type(loss)))
             called.append(loss)
             try:
@@ -75,6 +73,7 @@ class Terms:
                 called.pop()
 
         def corrected(
+            reduce: Callable[..., Any],
             values: Any,
             sample_weight: Any = None,
             mask: Any = None,
@@ -91,13 +90,13 @@ class Terms:
             term = reduce(values, sample_weight, mask, reduction, dtype)
             return term if kind == MEAN else term * ops.cast(factors[number], term.dtype)
 
-        replaced = [
-            (loss_module, "reduce_weighted_values", for_this_thread(corrected, reduce)),
-            (loss_module.Loss, "__call__", for_this_thread(call_seen, call)),
-            (Layer, "add_loss", for_this_thread(add_seen, add)),
+        switched = [
+            (loss_module, "reduce_weighted_values", corrected),
+            (loss_module.Loss, "__call__", call_seen),
+            (Layer, "add_loss", add_seen),
         ]
         try:
-            with replacing(replaced):
+            with switching(switched):
                 yield
         finally:
             _rows_factor = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +15,7 @@ from duoka.errors import MismatchError
 from duoka.frameworks.exchange.outcome import Outcome, Total
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.host_torch import tensor_of
+from duoka.frameworks.keras.host_torch import copy_of, tensor_of
 from duoka.frameworks.keras.logs import Logs, metric_results
 from duoka.frameworks.keras.recorder import Recorder
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
@@ -36,6 +35,8 @@ class TorchBackend(Backend):
         self._variables: list[Any] = []
         self._positions: list[int] | None = None
         self._draws = False  # from PyTorch's own generator
+        self._recorder: Recorder | None = None  # kept from run to run
+        self._metric_variables: list[Any] = []
         self._logs = Logs(model, tell)
         self.moving: list[Any] = []
         self.others: list[Any] = []
@@ -48,6 +49,7 @@ class TorchBackend(Backend):
         self._starts = [_array(seed.value).copy() for seed in self.seeds]
         known = [*self.model.non_trainable_variables, *self.seeds]
         self._state_variables = list({id(variable): variable for variable in known}.values())
+        self._find_metrics()
 
     @property
     def state(self) -> Any:
@@ -55,12 +57,18 @@ class TorchBackend(Backend):
 
     def cut(self, batch: Any, rows: range) -> Any:
         """Copies: on PyTorch Keras multiplies sample weights by masks in place."""
-        return cut(batch, rows, take=copy.deepcopy)
+        return cut(batch, rows, take=copy_of)
+
+    def _find_metrics(self) -> None:
+        """Their variables, which the first run may make: a recorder of before does not know them."""
+        known, self._metric_variables = self._metric_variables, self.model.metrics_variables
+        if len(known) != len(self._metric_variables):
+            self._recorder = None
 
     # One replica.
 
     def compute(self, rows: Any, replica: int, factors: Array) -> Outcome:
-        metrics = self.model.metrics_variables
+        metrics = self._metric_variables
         watched = self._all_variables if self._positions is None else [*self.moving, *self.others]
         saved = [variable.value.detach().clone() for variable in [*watched, *metrics]]
         with torch.no_grad():
@@ -68,7 +76,7 @@ class TorchBackend(Backend):
                 variable.value.copy_(torch.as_tensor(state_for(start, replica)))
             for variable in metrics:
                 variable.value.fill_(float(factors[START]))
-        recorder = Recorder(self.model, is_training=self.is_training)
+        recorder = self._recorder or Recorder(self.model, is_training=self.is_training)
         is_first = self._positions is None and self.is_training
         try:
             number = derive("keras body", self._batch, replica)
@@ -123,7 +131,9 @@ class TorchBackend(Backend):
         """The first run shows what a step changes; later ones must do the same."""
         gradients = recorder.gradients or []
         positions = [position for position, gradient in enumerate(gradients) if gradient is not None]
+        self._recorder = recorder
         if self._positions is None:
+            self._find_metrics()
             self._positions, self._variables = positions, recorder.variables
             changed = [variable for variable in self._state_variables if id(variable) in recorder.changed]
             self.moving = [variable for variable in changed if variable.value.is_floating_point()]
@@ -156,7 +166,7 @@ class TorchBackend(Backend):
             [_array(gradient) for gradient in present],
             [_array(variable.value).copy() for variable in self.moving],
             [_array(variable.value).copy() for variable in self.others],
-            [_array(variable.value - variable.value.new_tensor(start)) for variable in self.model.metrics_variables],
+            [_array(variable.value - variable.value.new_tensor(start)) for variable in self._metric_variables],
             [np.asarray(_number(reported[name]), np.float32) for name in self._logs.own],
             None if self.rate is None else float(self.rate.value),
         )
@@ -167,7 +177,7 @@ class TorchBackend(Backend):
         gradients, moving, logs, metrics = total.parts(total.flats)
         _assign([*self.moving, *self.others], [*moving, *total.others])
         with torch.no_grad():
-            for variable, added in zip(self.model.metrics_variables, metrics, strict=True):
+            for variable, added in zip(self._metric_variables, metrics, strict=True):
                 variable.value.add_(tensor_of(added).to(variable.value.device))
             full: list[Any] = [None] * len(self._variables)
             for position, gradient in zip(self._positions or [], gradients, strict=True):
@@ -175,7 +185,7 @@ class TorchBackend(Backend):
                 full[position] = tensor_of(gradient).to(like.device, like.dtype)
             if self.is_training and self._variables:
                 self.model.optimizer.apply(full, self._variables)
-            results = metric_results(self.model)
+            results = metric_results(self.model, self._logs.names)
         return self._logs.assemble(results, logs)
 
 
@@ -192,7 +202,8 @@ def _number(value: Any) -> float:
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    return as_array(tensor.detach().cpu().contiguous())
+    tensor = tensor.detach().cpu().contiguous()
+    return as_array(tensor) if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Array]) -> None:

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from duoka.errors import CheckpointError
+from duoka.frameworks.keras.approach import Approach
 from duoka.frameworks.keras.capture import Models, capture_generators, restore_generators
+from duoka.frameworks.keras.data import digest
 from duoka.frameworks.keras.fit_under_way import Calls, FitUnderWay
+from duoka.frameworks.keras.longer import goes_on
 from duoka.frameworks.keras.newcomers import Newcomers, Record
+from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.source import source_of
 from duoka.frameworks.keras.steps import Progress
 
@@ -47,15 +51,18 @@ class Trainings:
         self._adapter, self._progress, self._borders, self.newcomers = adapter, progress, borders, newcomers
         self._tell, self._is_main = tell, is_main
         self._has_joined = False  # in the place of a lost worker, and not yet at the batch of the others
+        self._way = Approach()
         self.models = Models()
         self.fit: FitUnderWay | None = None
         self._num_fits, self._calls = 0, Calls()
         self._over: dict[str, Record] = {}  # what is known of fits that are over, by their numbers, for checkpoints
+        self._end_state: Record | None = None  # of the last fit, if its end was all that came after its last epoch
         self._results: dict[str, Any] = {}  # of `evaluate` outside of fit
         self._num_evaluations = 0  # since the last call
         self._logs: dict[str, dict[str, Any]] = {}  # of the last train_on_batch, by the number of the model
         self._saved: dict[str, Any] | None = None  # a state that the script is on its way to
         self._under_way: tuple[Any, Any] | None = None  # at a border: the model, and JAX's state
+        self._batch: Any = None  # and the one that is to be trained on
 
     @property
     def is_led(self) -> bool:
@@ -80,7 +87,10 @@ class Trainings:
         return {
             "epoch": 0 if self.fit is None else self.fit.epoch,
             "position": [] if self.fit is None else [{"passes": self.fit.epoch, "batches": self.fit.batch}],
-            "trainings": self._place | {"over": self._over, "fit": fit, "results": self._results},
+            "trainings": self._place
+            | {"over": self._over, "fit": fit, "end": self._end_state, "results": self._results}
+            | {"is_border": self._under_way is not None},
+            "digest": None if self._under_way is None or self._batch is None else digest(self._batch),
             "logs": keras.tree.map_structure(float, self._logs),
             "models": self.models.capture(model, state),
             "generators": capture_generators(),
@@ -94,27 +104,38 @@ class Trainings:
             self._under_way = model, self._arrive(model, state)
         elif self._is_here() and self.fit is None and not self._num_fits and not self._calls.count:
             self._arrive()  # nothing was trained before it was saved
+        elif self.fit is not None:
+            self.fit.head_for(saved["trainings"]["fit"])
 
-    def _is_here(self) -> bool:
+    def _is_here(self, *, is_between: bool = False) -> bool:
+        """`is_between`: at the beginning of an epoch. Saved there are only fits that were over, and go on."""
         assert self._saved is not None
-        return all(self._place[name] == self._saved["trainings"][name] for name in _PLACE)
+        saved = self._saved["trainings"]
+        is_asked = is_between == bool(saved["fit"] and saved["fit"]["is_between"])
+        return is_asked and all(self._place[name] == saved[name] for name in _PLACE)
 
     def _arrive(self, model: Any = None, state: Any = None) -> Any:
         assert self._saved is not None
         saved, self._saved = self._saved, None
         state = self.models.restore(saved["models"], model, state)
+        for line in self.models.name_changes(saved["models"]):
+            self._tell(line)
         self._over, self._results = saved["trainings"]["over"], saved["trainings"]["results"]
         self._logs = saved["logs"]
         if self.fit is not None:
             self.fit.arrive(saved["trainings"]["fit"], has_joined=self._has_joined)
+        else:
+            self._end_state = saved["trainings"]["end"]
         self._has_joined = False
         restore_generators(saved["generators"])
         return state
 
     # Calls of train functions.
 
-    def meet(self, model: Any, state: Any, compare: Compare = lambda state: state) -> tuple[bool, Any]:
+    def meet(self, model: Any, batch: Any, state: Any, compare: Compare = lambda state: state) -> tuple[bool, Any]:
         """A batch is there to be trained on: says whether it was before, and gives the state to go on with.
+
+        `batch` is None where it has not been read yet.
 
         `compare` looks whether workers are equal, and gives the state, mended where it has to be.
         """
@@ -123,12 +144,14 @@ class Trainings:
         self.models.add(model)
         if self.fit is None:
             self.newcomers.refuse("it calls train_on_batch, and what its loop keeps is not known")
-        if self.newcomers.is_newcomer:
-            return True, self._look_for_others(state)
+        self._batch = batch
+        if self.newcomers.is_newcomer and self._look_for_others():
+            return True, state
         if self._saved is None and self.fit is None:
             self._borders.at_start(self._adapter)
         while self._saved is None or self._is_here():
             if self._saved is not None:
+                self._compare_batches()
                 state = self._arrive(model, state)
             with suppress(_Led):
                 state = self._come_by_border(model, state, compare)
@@ -152,23 +175,63 @@ class Trainings:
             self._under_way = None
 
     def _leave_out(self, model: Any, state: Any) -> Any:
+        assert self._saved is not None
+        saved = self._saved["trainings"]
         self._count()
         self._refuse_past()
         if self.fit is not None:
             self.fit.leave_out()
+        elif self._is_here() and saved.get("is_border"):
+            # The script draws its next batch first. Whoever looks at the model meanwhile finds its weights.
+            state = self.models.restore(self._saved["models"], model, state)
         elif self._is_here():
             state = self._arrive(model, state)
         return state
 
-    def _look_for_others(self, state: Any) -> Any:
-        """A newcomer has read a batch. If the others are in this fit, too, their state is there afterwards."""
+    def _look_for_others(self) -> bool:
+        """A newcomer has read a batch. If the others are in this fit, too, their state is there afterwards.
+
+        Says whether the batch is done with; otherwise this worker has joined them, and this may be their next one.
+        """
         assert self.fit is not None
         if self.fit.is_scout:
             self.fit.record = self.newcomers.join(self._num_fits)
             self._has_joined = self.fit.record is None
+        elif self._saved is not None and self._is_here():
+            self._compare_batches()
+            self.fit.record = self._approach()
+            if self._has_joined:
+                return False
         self._calls.count += 1
         self.fit.leave_out()
-        return state
+        return True
+
+    def _approach(self) -> Record | None:
+        """Hear where the others are in a stream, and join them there if this worker is near; or that it is over."""
+
+        def is_near() -> bool:
+            assert self._saved is not None
+            return self._way.is_over(self._saved["trainings"]["calls"] - self._calls.count)
+
+        record = self.newcomers.approach(self._num_fits, is_near)
+        if record is not None:
+            self._saved = None  # where they were is of no use any more
+        self._has_joined = not self.newcomers.is_newcomer
+        return record
+
+    def _compare_batches(self) -> None:
+        """Where a script has been led to: a state that was saved at a border knows the batch that came next."""
+        assert self._saved is not None
+        theirs = self._saved.get("digest")
+        if theirs is None or self._batch is None:
+            return
+        here = digest(self._batch)
+        self.newcomers.compare_batches(here, theirs)
+        if here != theirs and not self._has_joined:
+            self._tell(
+                "the data come in another order than when this run was saved: give every shuffle a seed. The bits are"
+                " not those of a run that never stopped"
+            )
 
     def num_fitted(self, model: Any) -> int | None:
         """In the fit under way, if it is one of this model."""
@@ -180,6 +243,7 @@ class Trainings:
 
     def _count(self) -> None:
         self._calls.count += 1
+        self._end_state = None
         if self.fit is not None:
             self.fit.trained += 1
         self._num_evaluations = 0
@@ -205,20 +269,32 @@ class Trainings:
 
     # Calls of fit.
 
-    def run(self, model: Any, sources: Sequence[Any], train: Callable[[], Any], *, has_own_steps: bool) -> Any:
-        """One `fit`; `sources` are what it trains on and validates with. `has_own_steps`: see steps_per_epoch."""
+    def run(
+        self,
+        model: Any,
+        sources: Sequence[Any],
+        train: Callable[[], Any],
+        *,
+        num_epochs: int,
+        has_own_steps: bool,
+        reading: SharedReading | None = None,
+    ) -> Any:
+        """One `fit`; `sources` are what it trains on and validates with. `has_own_steps`: see steps_per_epoch.
+
+        `reading`: of what it trains on, if one worker may read it for all.
+        """
         if self.fit is not None:
             return train()  # by a callback of another one
         if self._saved is None:
             self._borders.at_start(self._adapter)
         self._num_fits += 1
+        self.models.add(model)
         is_stream = any(source_of(source).is_stream for source in sources)
         # With steps of its own an epoch of arrays begins where the last one ended.
-        facts = {"is_stream": is_stream, "can_leap": not has_own_steps}
-        record = self.newcomers.begin_fit(self._num_fits, is_stream=is_stream)
+        facts = {"is_stream": is_stream, "can_leap": not has_own_steps, "reading": reading, "num_epochs": num_epochs}
+        record = self.newcomers.begin_fit(self._num_fits)
         with self.newcomers.unrecorded():
             history, fit = self._train(model, train, record, facts)
-            self.models.add(model)
             if fit.record is not None:
                 self._end_again(fit, fit.record)
             else:
@@ -238,21 +314,41 @@ class Trainings:
             fit.record = fit.end(self._tell_of_callbacks) | self._standing()
         if self._borders.is_state_wanted:
             self._over[str(self._num_fits)] = fit.record or {}
+            if self._end_state is not None and self._end_state["digest"] != self.models.digest():
+                self._end_state = None
             self._borders.at_end(self._adapter)
 
     def _train(
-        self, model: Any, train: Callable[[], Any], record: Record | None, facts: dict[str, bool]
+        self, model: Any, train: Callable[[], Any], record: Record | None, facts: dict[str, Any]
     ) -> tuple[Any, FitUnderWay]:
-        if self.newcomers.is_newcomer and record is None:
+        if self.newcomers.is_newcomer and record is None and facts["is_stream"]:
+            self._way = Approach()
+            record = self._approach()
+        elif self.newcomers.is_newcomer and record is None:
             scout = FitUnderWay(model, self._calls, (None, None), self._is_main, is_scout=True, **facts)
             history = self._watch(scout, train)
             if self.newcomers.is_newcomer:  # the others have ended it meanwhile
                 scout.record = scout.record or self.newcomers.wait_for_end(self._num_fits)
                 return history, scout
             self._calls.count = scout.first_call
-        kept = self._kept() if record is None else (record, None)
-        fit = FitUnderWay(model, self._calls, kept, self._is_main, **facts)
+        kept = self._kept(model, facts["num_epochs"]) if record is None else (record, None)
+        fit = FitUnderWay(model, self._calls, kept, self._is_main, see_end=self._see_end, go_on=self._go_on, **facts)
         return self._watch(fit, train), fit
+
+    def _see_end(self) -> None:
+        """The last epoch of a fit is over: what comes now is its end, which a longer one would not have here."""
+        if self._borders.is_state_wanted:
+            assert self.fit is not None
+            state = {"generators": capture_generators(), "digest": self.models.digest()}
+            self._end_state = self.fit.capture_between(self._tell_of_callbacks) | state
+
+    def _go_on(self) -> None:
+        """At the beginning of an epoch that a saved fit did not have."""
+        assert self.fit is not None
+        if not self._is_here(is_between=True):
+            self._refuse_end(self.fit)
+        self._arrive()
+        self.fit.model.reset_metrics()
 
     def _watch(self, fit: FitUnderWay, train: Callable[[], Any]) -> Any:
         self.fit = fit
@@ -266,16 +362,23 @@ class Trainings:
         """What else is known at the end of a fit."""
         return {"generators": capture_generators(), "step": self._progress.step, "bodies": self._progress.batch}
 
-    def _kept(self) -> tuple[Record | None, Record | None]:
+    def _kept(self, model: Any, num_epochs: int) -> tuple[Record | None, Record | None]:
         """What is known of the next fit: if it is over, and if it is the one under way."""
-        saved = {} if self._saved is None else self._saved["trainings"]
-        is_next = bool(saved) and saved["is_open"] and saved["fits"] == self._num_fits
-        return saved.get("over", {}).get(str(self._num_fits)), saved["fit"] if is_next else None
+        if self._saved is None:
+            return None, None
+        saved, number = self._saved["trainings"], str(self._num_fits)
+        record = saved["over"].get(number)
+        if record is not None and goes_on(record, saved, self._num_fits, num_epochs, model.name):
+            over = {name: each for name, each in saved["over"].items() if name != number}
+            saved = saved | {"is_open": True, "fit": saved["end"], "end": None, "over": over}
+            self._saved = self._saved | {"trainings": saved, "generators": saved["fit"]["generators"], "digest": None}
+        is_next = saved["is_open"] and saved["fits"] == self._num_fits
+        return saved["over"].get(number), saved["fit"] if is_next else None
 
     def _end_again(self, fit: FitUnderWay, record: Record) -> None:
         """It was over in the saved state, or the others have ended it before this worker came."""
         self._calls.count = record["calls"]
-        fit.end_again()
+        fit.end_again(is_newcomer=self.newcomers.is_newcomer)
         if self._saved is not None and self._is_here():
             self._arrive()
             return
@@ -286,6 +389,7 @@ class Trainings:
         restore_generators(record["generators"])
 
     def _refuse_end(self, fit: FitUnderWay) -> None:
+        self.newcomers.refuse_end()
         if self._saved is not None:
             raise CheckpointError(
                 f"A fit of {fit.model.name} was saved after {self._saved['trainings']['calls'] - fit.first_call}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from duoka.data.seeds import derive
 from duoka.frameworks.exchange.outcome import Outcome
 from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.data import cut
-from duoka.frameworks.keras.host_torch import TorchHost, tensor_of
+from duoka.frameworks.keras.host_torch import TorchHost, copy_of, tensor_of
 from duoka.frameworks.keras.logs import metric_results
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables, state_for
 from duoka.frameworks.keras.share_backend import ShareBackend, bring_back_seeds
@@ -40,7 +39,7 @@ class TorchShare(ShareBackend):
 
     def cut(self, batch: Any, rows: range) -> Any:
         """Copies: on PyTorch Keras multiplies sample weights by masks in place."""
-        return cut(batch, rows, take=copy.deepcopy)
+        return cut(batch, rows, take=copy_of)
 
     def compute(self, rows: Any, replica: int, factor: float) -> Outcome:
         starts = [_array(seed) for seed in self._seeds]
@@ -90,7 +89,7 @@ class TorchShare(ShareBackend):
         with torch.no_grad():
             for variable, old, added in zip(self._model.metrics_variables, self._counted, total.metrics, strict=True):
                 variable.value.copy_(old + tensor_of(added).to(old.device))
-            results = metric_results(self._model)
+            results = metric_results(self._model, self._logs.names)
         return self._logs.assemble(results, total.logs)
 
 
