@@ -35,7 +35,7 @@ with strategy.scope():
     width = given.get("width", 16)
     parts = [layers.Dense(width), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.3), layers.Dense(4)]
     model = keras.Sequential(parts if kind == "lazy" else [keras.Input((12,)), *parts])
-    optimizer = keras.optimizers.Adam(0.01)
+    optimizer = getattr(keras.optimizers, given.get("optimizer", "Adam"))(0.01, name="adam")
     seen = keras.metrics.SparseCategoricalAccuracy()
 noise = tf.random.Generator.from_seed(7)
 losses_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -81,7 +81,7 @@ def train_one(epoch):
         strategy.run(test_step, args=(batch,))
 
 
-for epoch in range(4) if given.get("plain") else strategy.epochs(4):
+for epoch in range(4) if given.get("plain") else strategy.epochs(given.get("epochs", 4)):
     train_one(epoch)
 digest = hashlib.sha256()
 for variable in (*model.variables, *optimizer.variables, *seen.variables):
@@ -115,6 +115,7 @@ def kill_all(run: Run, after: str) -> None:
     assert ended.code == 137 and "no worker is left" in ended.err, ended.err
 
 
+@pytest.mark.slow
 def test_a_loop_whose_workers_were_all_killed_goes_on_to_the_bits_of_a_calm_one_on_another_number_of_them(tmp_path):
     calm = hash_of(start(tmp_path, workers=1).finish(90, LEAVES))
     kill_all(start(tmp_path, workers=2, directory="../saved", seconds=0.1, every=7), "did 10 ")
@@ -143,6 +144,15 @@ def test_loops_that_are_ended_in_turns_go_on_to_the_bits_of_a_calm_one_on_other_
     ended = start(tmp_path, workers=3, directory="../saved").finish(90, LEAVES)
     assert hash_of(ended) == calm
     assert f"did {saved} " not in ended.out and f"did {saved + 1} " in ended.out
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_is_given_more_epochs_ends_with_the_bits_of_a_longer_one(tmp_path):
+    calm = hash_of(start(tmp_path, workers=1).finish(90, LEAVES))
+    assert start(tmp_path, workers=1, epochs=2, directory="../saved").finish(90, LEAVES).code == 0
+    ended = start(tmp_path, workers=2, directory="../saved").finish(90, LEAVES)
+    assert hash_of(ended) == calm
+    assert "did 14 " not in ended.out and "did 15 0 " in ended.out
 
 
 @pytest.mark.slow
@@ -176,6 +186,8 @@ def test_another_model_seed_or_number_of_replicas_is_refused_with_the_difference
     first = "dense/kernel (12, 5) float32 is in this one where the saved one has sequential/dense/kernel (12, 16)"
     for other, words in (
         ({"width": 5}, first),
+        ({"optimizer": "SGD"}, "this script trains with SGD, and the saved run with Adam"),
+        ({"epochs": 0}, "Epoch 1 is under way in the saved run, and strategy.epochs is asked for 0 now"),
         ({"seed": 3}, "is of a run with seed=0; this one has seed=3"),
         ({"replicas": 2}, "is of a run with replicas=4; this one has replicas=2"),
     ):

@@ -159,6 +159,7 @@ def test_a_memory_limit_of_the_strategy_is_real_and_growth_has_no_meaning_on_a_c
     assert said.count("allow_growth=True has no meaning on a CPU") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_it_is_too_late_once_tensorflow_has_started_and_the_same_again_is_not(tmp_path):
     code = """

@@ -43,10 +43,8 @@ ALL = (*NOISY, *NUMBERS)
 # What `make test` has time for; `make test-full` runs all.
 SOME = (
     "everything_at_once",
-    "learning_rates_that_a_step_moves",
     "a_batch_of_one",
     "variables_of_ones_own",
-    "results_of_all_kinds",
     "a_plain_batch_and_a_function_of_tensorflow",
     "a_death",
 )

@@ -140,6 +140,7 @@ def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     assert ended.code == 130 and time.monotonic() - begin < 5
 
 
+@pytest.mark.slow
 def test_an_exception_in_one_replica_stops_all_with_its_text(tmp_path):
     ended = start(tmp_path, WAITING.format(is_late=True, what="fail")).finish(90)
     assert ended.code == 1

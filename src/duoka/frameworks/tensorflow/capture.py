@@ -33,6 +33,7 @@ class Capture:
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
         self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
+        self._num_saved = 0  # the same, in the state that was restored
         self._positions: dict[int, dict[str, Any]] = {}  # of datasets that are still to be distributed
         self._numbers: list[int] = []  # of `sources`
         self._epoch_start: dict[str, Any] = {"datasets": 0, "generators": None}
@@ -63,6 +64,12 @@ class Capture:
             for source in self.sources:
                 source.passes.begin_epoch()
             self._epoch_start = {"datasets": self._num_added, "generators": capture_generators()}
+
+    def leave_out(self) -> None:
+        """The script has left out all that was saved, and is where it was saved."""
+        self._num_added = max(self._num_added, self._num_saved)
+        for source in self.sources:
+            source.passes.leave_out_resumed()
 
     # What newcomers are told before they are given the rest.
 
@@ -95,12 +102,14 @@ class Capture:
             "agreed": sorted({*agreed, *self._agreed_names}),
             "agreed_step": self._checks.agreed_step,
             "trained": self._trained.capture(),
+            "optimizers": self._trained.list_classes(),
             "step": self.step,
             "batch": self.batch,
             "epoch": self.epochs.epoch or max((each["passes"] for each in positions.values()), default=0),
             "epochs": self.epochs.capture(),
             "epoch_start": self._epoch_start,
             "datasets": sorted(positions),
+            "num_datasets": self._num_added,
             "position": [positions[number] for number in sorted(positions)],
             "generators": capture_generators(),
         }
@@ -116,7 +125,7 @@ class Capture:
         self._agreed_names = set(state["agreed"])
         agreed_step = state["agreed_step"]  # None: never compared, but from here on all have this state
         self._checks.agreed_step = state["step"] if agreed_step is None else agreed_step
-        self._trained.restore(state["trained"])
+        self._trained.restore(state["trained"], state["optimizers"])
         self.count(state["step"], state["batch"])
         self._restore_variables(state)
         self._restore_position(state)
@@ -132,7 +141,7 @@ class Capture:
     def _restore_position(self, state: dict[str, Any]) -> None:
         here = {n: source.passes.where for n, source in zip(self._numbers, self.sources, strict=True)}
         self.epochs.resume(state["epochs"])
-        self._epoch_start = state["epoch_start"]
+        self._epoch_start, self._num_saved = state["epoch_start"], state["num_datasets"]
         positions = dict(zip(state["datasets"], state["position"], strict=True))
         for number, source in zip(self._numbers, self.sources, strict=True):
             if number in positions:

@@ -36,7 +36,7 @@ class Course:
         joining: Joining | None,
     ) -> None:
         self._borders, self._end_step, self._compare = borders, end_step, compare
-        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._end_epochs)
+        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
         self._capture = Capture(progress, checks, agreed, self.epochs, trained)
         self._is_followed = joining is not None  # by workers that may come
         self._newcomers = Newcomers(joining, self._capture, borders.also)
@@ -116,10 +116,11 @@ class Course:
         self._capture.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
-    def _end_epochs(self, is_resumed: bool) -> None:
-        if is_resumed:  # it was over when it was saved
-            for source in self._capture.sources:
-                source.passes.leave_out_resumed()
+    def _leave_out(self) -> None:
+        self._capture.leave_out()
+        self._capture.arrive()
+
+    def _end_epochs(self) -> None:
         self._end_step()
         self._capture.arrive()
         self._borders.at_end(self._capture)

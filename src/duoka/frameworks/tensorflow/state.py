@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from duoka.collectives.arrays import Array, as_array
+from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.digest import as_bytes
 from duoka.frameworks.tensorflow.recording import Update, slots_of
 from duoka.frameworks.tensorflow.variables import raw
@@ -38,14 +39,28 @@ class Trained:
         self._variables: dict[int, Any] = {}
         self._optimizers: dict[int, Any] = {}
         self._restored: dict[str, str] = {}  # kinds by name: what was trained in the run that this one goes on with
+        self._classes: set[str] = set()  # of the optimizers of that run
 
     def see(self, updates: Sequence[Update], moving: Sequence[Any]) -> None:
         for update in updates:
-            self._optimizers.setdefault(id(update.optimizer), update.optimizer)
+            if id(update.optimizer) not in self._optimizers:
+                self._compare_class(update.optimizer)
+                self._optimizers[id(update.optimizer)] = update.optimizer
             for variable in update.variables:
                 self._variables.setdefault(id(raw(variable)), raw(variable))
         for variable in moving:
             self._variables.setdefault(id(variable), variable)
+
+    def _compare_class(self, optimizer: Any) -> None:
+        """What one of another class would find of the saved run's is of no use to it."""
+        name = type(optimizer).__name__
+        if self._classes and name not in self._classes:
+            saved = ", ".join(sorted(self._classes))
+            raise CheckpointError(
+                "The saved state is of another optimizer.",
+                why=f"this script trains with {name}, and the saved run with {saved}.",
+                do=f"use {saved}, or begin a new run in another directory.",
+            )
 
     def state(self) -> TensorFlowState:
         """Optimizers make their slots with the first update, so they are asked anew each time."""
@@ -77,8 +92,14 @@ class Trained:
         named = {self._name(each): KeptVariable(each).kind for each in [*self._variables.values(), *slots]}
         return self._restored | {name: kind for name, kind in named.items() if name}
 
-    def restore(self, kinds: dict[str, str]) -> None:
-        self._restored = dict(kinds)
+    def list_classes(self) -> list[str]:
+        """Of the optimizers, here and in the run that this one goes on with."""
+        return sorted({*self._classes, *(type(optimizer).__name__ for optimizer in self._optimizers.values())})
+
+    def restore(self, kinds: dict[str, str], classes: Sequence[str]) -> None:
+        self._restored, self._classes = dict(kinds), set(classes)
+        for optimizer in self._optimizers.values():
+            self._compare_class(optimizer)
 
 
 class Kept(Protocol):
