@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test test-full check bench chaos clean
+.PHONY: demo compiled test test-full check bench chaos clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -38,17 +38,21 @@ check: .venv/.tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: .venv/.frameworks
+# Compiled once: each test starts several processes, which would do it anew where nothing may be written.
+compiled: .venv/.frameworks
+	@$(BIN)/python -m compileall -q src tests
+
+test: compiled
 	$(BIN)/python -m pytest -m "not slow" --durations=80
 
-test-full: .venv/.frameworks
+test-full: compiled
 	$(BIN)/python -m pytest
 
 bench: .venv/.frameworks
 	$(BIN)/python benchmarks/run.py
 
 MINUTES ?= 10
-chaos: .venv/.frameworks
+chaos: compiled
 	$(BIN)/python -m tests.process.soak $(MINUTES)
 
 clean:

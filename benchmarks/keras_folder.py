@@ -1,7 +1,8 @@
 """MobileNetV2 on a folder of small pictures that have to be decoded: two workers with one thread against plain `fit`.
 
-    python benchmarks/keras_folder.py [--rounds 3] [--pictures 512]
+    python benchmarks/keras_folder.py [--rounds 3] [--pictures 512 | --folder pictures/train]
 
+The pictures are made up, or those of a folder: examples/mobilenet_mnist_keras/make_folder.py writes MNIST's.
 TensorFlow, keras.utils.image_dataset_from_directory, batch 64. Contestants take turns with one epoch each; the first
 round is not counted. Plain `fit` runs with one and with two threads, and is judged by the better of the two.
 """
@@ -26,14 +27,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pictures", type=int, default=512)
+    parser.add_argument("--folder", help="with a folder of pictures for each class")
     parser.add_argument("--serve", choices=("plain", "duoka"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         Contestant(is_ours=options.serve == "duoka")
         return
     with tempfile.TemporaryDirectory() as directory, Contest() as contest:
-        write_pictures(Path(directory), options.pictures)
-        speeds = measure(contest, directory, options.rounds, options.pictures)
+        if options.folder is None:
+            write_pictures(Path(directory), options.pictures)
+        folder = os.path.abspath(options.folder or directory)
+        speeds = measure(contest, folder, options.rounds, sum(1 for _ in Path(folder).rglob("*.png")))
     for name, speed in speeds.items():
         print(f"{name:>8}: {speed:.0f} images/s")
     ratio = speeds["duoka"] / max(speeds["plain 1"], speeds["plain 2"])

@@ -1,6 +1,7 @@
 """Random deaths for as long as you like: `make chaos MINUTES=10`. Every story that fails is told with its replay.
 
-python -m tests.process.soak 10              ten minutes, and at least 50 stories of a PyTorch training
+python -m tests.process.soak 10              ten minutes, and at least 50 stories of a PyTorch training, 20 of workers
+                                             that come back, and 2 of a PyTorch script in which they do
 python -m tests.process.soak 10 --from 4000  seeds from 4000 on
 python -m tests.process.soak --replay torch 4017
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
-LEAST = {"torch": 50}
+LEAST = {"torch": 50, "joining": 20, "torch-join": 2}
 LONG = ("fit-torch", "fit-jax", "fit-tensorflow", "loop-tensorflow")
 
 
@@ -29,6 +32,15 @@ def check(kind: str, seed: int) -> None:
         from tests.process import torch_chaos
 
         torch_chaos.check(torch_chaos.write_story(seed))
+    elif kind == "joining":
+        from tests.process import test_joining as joining
+
+        with tempfile.TemporaryDirectory() as directory:
+            joining.check(joining.write_story(seed, stops=True), Path(directory) / "story", left=-1, joined=-1)
+    elif kind == "torch-join":
+        from tests.process import torch_join_chaos
+
+        torch_join_chaos.check(torch_join_chaos.write_story(seed))
     else:
         from tests.process import test_nothing_lost_keras as keras_runs
 
@@ -36,11 +48,16 @@ def check(kind: str, seed: int) -> None:
 
 
 def kinds() -> Iterator[str]:
-    """Mostly short stories; those that import other frameworks, which takes long, now and then."""
+    """Mostly short stories; those that start scripts and import frameworks, which takes long, now and then.
+
+    In "joining" and "torch-join" workers come back, as they do by default; the others go on without those they lose.
+    """
     for number in itertools.count():
         for _ in range(25):
             yield "numpy"
             yield "torch"
+            yield "joining"
+        yield "torch-join"
         yield LONG[number % len(LONG)]
 
 
@@ -54,8 +71,10 @@ def soak(minutes: float, first: int) -> int:
     failed: list[str] = []
     for seed, kind in zip(itertools.count(first), kinds(), strict=False):
         is_due = time.monotonic() < end
-        if not is_due and (kind in LONG or all(told[name] >= least for name, least in LEAST.items())):
+        if not is_due and all(told[name] >= least for name, least in LEAST.items()):
             break
+        if not is_due and told[kind] >= LEAST.get(kind, 0):
+            continue
         told[kind] += 1
         try:
             check(kind, seed)
