@@ -17,6 +17,7 @@ from duoka.runtime.launch import Launched, launch
 from duoka.runtime.plan import Plan
 from duoka.runtime.worker import attachment
 from duoka.session import _join
+from tests.abandoned import list_abandoned
 
 # Tests started in the background, or by nohup, begin with signals ignored, and so would the runs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,11 +58,11 @@ def run_workers(
 
 
 def remains() -> tuple[int, int, int, list[str]]:
-    """Processes below this one, its sockets and shared memory, its other descriptors, and what lies in /dev/shm."""
+    """Processes below this one, its sockets and shared memory, its descriptors, and what nobody has in /dev/shm."""
     targets = [_target(name) for name in os.listdir("/proc/self/fd")]
     special = [target for target in targets if target.startswith(("socket:", "/memfd:"))]
     children = psutil.Process().children(recursive=True)
-    return len(children), len(special), len(targets), sorted(os.listdir("/dev/shm"))
+    return len(children), len(special), len(targets), list_abandoned()
 
 
 def _target(descriptor: str) -> str:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.abandoned import list_abandoned
+
 PYTHON = (sys.executable,)
 DUOKA_RUN = (sys.executable, "-m", "duoka", "run")
 _MARK = "DUOKA_TEST_MARK"
-_SHARED = Path("/dev/shm")
 
 
 def write(directory: Path, source: str, name: str = "script.py") -> Path:
@@ -77,7 +78,7 @@ class Run:
         for path in (self.directory, self._screen):
             path.mkdir(parents=True, exist_ok=True)
         self.temporary = make_temporary()
-        self._before = self._files(), set(os.listdir(_SHARED))
+        self._before = self._files(), set(list_abandoned())
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST", "OMP_"))}
         environ |= {_MARK: self._mark, "TMPDIR": str(self.temporary), "PYTHONDONTWRITEBYTECODE": "1"}
         self._start = time.monotonic()
@@ -162,7 +163,7 @@ class Run:
         temporary = [path.name for path in self.temporary.iterdir()]
         left = [name for name in temporary if not name.startswith(tuple(leaves))]
         assert left == [], f"left behind: {left}"
-        wait_until(lambda: set(os.listdir(_SHARED)) <= shared, 3, self)
+        wait_until(lambda: set(list_abandoned()) <= shared, 3, self)
 
     def end(self) -> None:
         """Kill every process of this run, if there are any."""
