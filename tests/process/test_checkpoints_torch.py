@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
 
 SCRIPT = """
-import hashlib, json, os, sys, time
+import hashlib, json, os, random, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,6 +25,7 @@ import duoka
 given = json.loads(sys.argv[1])
 strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0))
 torch.manual_seed(0)
+random.seed(0)
 model = nn.Sequential(nn.Linear(8, given.get("width", 16)), nn.Dropout(0.2), nn.Linear(given.get("width", 16), 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
@@ -35,12 +36,13 @@ if "directory" in given:
 if given.get("zip"):
     other = strategy.prepare(DataLoader(TensorDataset(torch.randn(50, 8)), batch_size=8, shuffle=True))
 for epoch in strategy.epochs(4):
+    strength = 1 + random.random() + float(torch.rand(1))  # drawn between loops
     alone = ((each, [0]) for each in strategy.enumerate(loader))
     pairs = zip(strategy.enumerate(loader), other) if given.get("zip") else alone
     for (number, (x, y)), (more,) in pairs:
         x = x + more
         optimizer.zero_grad()
-        ((model(x) - y) ** 2).mean().backward()
+        (strength * ((model(x) - y) ** 2).mean()).backward()
         optimizer.step()
         if strategy.stepped:
             strategy.print(f"did {strategy.step} {number}", flush=True)

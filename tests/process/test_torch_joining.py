@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 BATCHES, EPOCHS, STRUCK, JOINED = 24, 4, (1, 5), (2, 3)  # (epoch, batch): when it dies, and when the others wait for it
 
 SCRIPT = f"""
-    import hashlib, json, os, signal, sys, time
+    import hashlib, json, os, random, signal, sys, time
     from pathlib import Path
     import torch
     from torch import nn
@@ -69,6 +69,7 @@ SCRIPT = f"""
     for epoch in strategy.epochs(EPOCHS) if how.startswith("epochs") else range(EPOCHS):
         if life > 1:
             (directory / "ready").touch()
+        strength = 1 + random.random() + float(torch.rand(1))  # drawn between loops
         for index, (x, y) in strategy.enumerate(loader):
             if strategy.worker == victim and life == 1 and (epoch, index) == STRUCK:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -77,7 +78,7 @@ SCRIPT = f"""
             if victim >= 0:
                 time.sleep(0.01)
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = strength * nn.functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
             scheduler.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from typing import Any
 
@@ -31,9 +32,9 @@ def restore_python(source: Source, state: list[Any]) -> None:
 
 
 def as_plain(state: Any) -> Any:
-    """The same without arrays, as JSON has it."""
+    """The same without arrays, which have one dimension, as JSON has it."""
     if isinstance(state, np.ndarray):
-        return {"array": state.tolist(), "dtype": state.dtype.name}
+        return {"array": base64.b64encode(state.tobytes()).decode(), "dtype": state.dtype.name}
     if isinstance(state, dict):
         return {name: as_plain(part) for name, part in state.items()}
     return [as_plain(part) for part in state] if isinstance(state, list) else state
@@ -45,7 +46,7 @@ def from_plain(state: Any) -> Any:
     {'key': array([1, 2], dtype=uint32), 'gauss': None}
     """
     if isinstance(state, dict) and state.keys() == {"array", "dtype"}:
-        return np.array(state["array"], state["dtype"])
+        return np.frombuffer(base64.b64decode(state["array"]), state["dtype"]).copy()
     if isinstance(state, dict):
         return {name: from_plain(part) for name, part in state.items()}
     return [from_plain(part) for part in state] if isinstance(state, list) else state

@@ -251,11 +251,18 @@ class TorchAdapter:
 
     def _begin_epochs(self) -> None:
         self.options.borders.at_start(self)
+        self._capture.begin_epochs()
         self._newcomers.begin_epochs()
 
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
+
+    def describe_generators(self) -> Any:
+        return self._capture.describe_generators()
+
+    def begin_epoch_of_others(self, generators: Any) -> None:
+        self._capture.begin_epoch_of_others(generators)
 
     def _leave_out(self) -> None:
         self._capture.leave_out()

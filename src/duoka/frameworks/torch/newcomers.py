@@ -84,6 +84,7 @@ class Newcomers:
             self._epochs.resume({"call": self._epochs.num_calls + 1, "epoch": facts["epoch"]})
             for loader, passes in zip(self._loaders, facts["loaders"], strict=False):
                 loader.passes.resume(passes)
+            self._adapter.begin_epoch_of_others(facts["generators"])
             self._count(facts)
 
     def begin_epoch(self, is_resumed: bool) -> None:
@@ -92,9 +93,14 @@ class Newcomers:
             return
         if joining is not None and not joining.is_newcomer:
             loaders = [loader.passes.capture() for loader in self._loaders]
-            joining.mark(name, {"epoch": self._epochs.epoch, "loaders": loaders} | self._counts())
+            generators = self._adapter.describe_generators()
+            joining.mark(
+                name, {"epoch": self._epochs.epoch, "loaders": loaders, "generators": generators} | self._counts()
+            )
         elif joining is not None and not is_resumed:
-            self._count(joining.take_mark(name))
+            facts = joining.take_mark(name)
+            self._adapter.begin_epoch_of_others(facts["generators"])
+            self._count(facts)
 
     @staticmethod
     def _name_of_epochs(call: int) -> str:
