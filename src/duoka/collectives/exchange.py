@@ -23,7 +23,8 @@ from duoka.collectives.answers import Answers
 from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
-from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting, Regrouped
+from duoka.collectives.decision import Regrouped
+from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
@@ -196,7 +197,7 @@ class SharedExchange(Exchange):
         for replica in range(self._collective.num_replicas):
             note = self._staging.read_note(self._number, replica)
             parts.setdefault(self._placement.owner(replica), set()).add(self.common_part(note))
-        if odd := self._meeting.find_odd(parts):
+        if odd := self._meeting.ages.find_odd(parts):
             own, *_ = sorted(parts[odd[0]])
             (theirs, *_) = sorted(parts[next(worker for worker in parts if worker not in odd)])
             what = f"did otherwise in its loop body than the others: {tell_difference(own, theirs)}"

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from duoka.collectives.answers import Answers
 from duoka.collectives.arrays import Array
 from duoka.collectives.chronicle import Chronicle
-from duoka.collectives.meeting import Meeting, Offer, Regrouped
+from duoka.collectives.decision import Regrouped
+from duoka.collectives.meeting import Meeting
+from duoka.collectives.supervision import Offer
 from duoka.errors import CannotJoin
 
 if TYPE_CHECKING:

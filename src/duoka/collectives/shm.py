@@ -18,9 +18,10 @@ from duoka.collectives.arrays import Array, add, as_array, check_alike, check_we
 from duoka.collectives.board import Work
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
+from duoka.collectives.decision import Decision, Regrouped
 from duoka.collectives.exchange import Moment, SharedExchange
 from duoka.collectives.joining import Joining
-from duoka.collectives.meeting import ARRIVED, TAKEN, Decision, Meeting, Regrouped
+from duoka.collectives.meeting import ARRIVED, TAKEN, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging
 from duoka.collectives.transfer import get, put, read_header, write_header
 from duoka.errors import MismatchError, WorkerLost
@@ -78,7 +79,7 @@ class SharedMemory(Collective):
 
     @property
     def main(self) -> int:
-        return self.meeting.by_age(self.meeting.membership.workers)[0]
+        return self.meeting.ages.sort(self.meeting.membership.workers)[0]
 
     @property
     def own_replicas(self) -> tuple[int, ...]:
@@ -128,7 +129,7 @@ class SharedMemory(Collective):
         if not self.meeting.has_anybody_come_back:
             return
         calls = self.meeting.calls(number, workers)
-        odd = self.meeting.find_odd(calls)
+        odd = self.meeting.ages.find_odd(calls)
         if not odd or any(calls[worker].startswith(b"broadcast") for worker in odd):
             return  # a broadcast writes where the parts of others lie
         own, theirs = (calls[w].decode(errors="replace") for w in (odd[0], next(w for w in calls if w not in odd)))
@@ -174,7 +175,7 @@ class SharedMemory(Collective):
 
     def _deal(self, workers: Iterable[int]) -> None:
         # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
-        self._dealt = self._placement = place(self.num_replicas, self.meeting.by_age(workers))
+        self._dealt = self._placement = place(self.num_replicas, self.meeting.ages.sort(workers))
         self._deal_anew = False
         self.on_deal(self._placement)
 
