@@ -79,7 +79,7 @@ class WorkerSession:
         """Say which replica runs where: now, and whenever replicas are dealt anew."""
         if not self._logs_placement:
             self._logs_placement = True
-            self.collective.on_deal = self._say_placement
+            self.collective.dealing.on_deal = self._say_placement
             self._say_placement(self.collective.placement)
 
     def _say_placement(self, placement: Placement) -> None:

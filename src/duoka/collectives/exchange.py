@@ -87,7 +87,7 @@ class SharedExchange(Exchange):
         self._call = call
         self._number = 0  # given when it is committed: other calls may come between the deposits
         self._can_redo = can_redo
-        self._homes = collective.homes
+        self._homes = collective.dealing.homes
         self._folded: set[int] = set()
         self._complete: set[Node] = set()
         self._staged: set[Node] = set()
@@ -160,7 +160,7 @@ class SharedExchange(Exchange):
                 self._finish()
             except Regrouped as regrouped:
                 before = self._placement
-                self._collective.adopt(regrouped.decision)
+                self._collective.dealing.adopt(regrouped.decision)
                 if regrouped.decision.completed >= self._number:
                     # Somebody completed this step before the loss: its result is there to be taken.
                     self._collective.compare_calls(self._number, before.workers)

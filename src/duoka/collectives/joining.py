@@ -154,11 +154,11 @@ class Joining:
                     deadline_s = collective.deadline_s
                     joined = self._meeting.let_join(offer.number, lambda: self._give(give), deadline_s, step())
                 except Regrouped as regrouped:
-                    collective.adopt(regrouped.decision)
+                    collective.dealing.adopt(regrouped.decision)
                     continue
                 self._meeting.offers.pop(offer.worker, None)
                 if joined:
-                    collective.deal_to(self._meeting.membership.workers)
+                    collective.dealing.deal_to(self._meeting.membership.workers)
                 else:
                     os.ftruncate(self._parcel, 0)  # nobody takes it any more
                 return
