@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         target = ["-m", command.module] if command.module is not None else [str(command.script)]
         os.execv(sys.executable, [sys.executable, *target, *command.arguments])
     # Imported late: `duoka run --help` and a wrong script name need none of it.
+    from duoka.planning import make_plan, refuse_other_launchers
     from duoka.runtime.run import become_supervisor
-    from duoka.session import make_plan, refuse_other_launchers
     from duoka.strategies.strategy import Request
 
     request = Request(

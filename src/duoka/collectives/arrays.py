@@ -118,6 +118,24 @@ def check_weights(weights: Sequence[float]) -> list[float | None]:
     return given
 
 
+def check_out(out: Any, like: Array) -> Array:
+    """The memory that the result goes to: the caller's, if it can really be written, or new."""
+    if out is None:
+        return np.empty(like.shape, like.dtype)
+    target = as_array(out)
+    is_shared = isinstance(out, np.ndarray) or hasattr(out, "__dlpack__")
+    if not is_shared or not target.flags.writeable:
+        raise MismatchError(
+            f"A result cannot be written into a {type(out).__name__}.", do="give a NumPy array or tensor."
+        )
+    if target.shape != like.shape or target.dtype != like.dtype:
+        raise MismatchError(
+            f"out is {target.dtype}{list(target.shape)}, the values are {like.dtype}{list(like.shape)}.",
+            do="give an out of the same type and shape, or none.",
+        )
+    return target
+
+
 def deliver(result: Array, target: Array, divisor: float | None) -> None:
     """Write a sum, or with a divisor a mean, rounding sums of 16-bit values once."""
     if divisor is None:

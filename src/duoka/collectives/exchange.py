@@ -23,7 +23,8 @@ from duoka.collectives.answers import Answers
 from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
-from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting, Regrouped
+from duoka.collectives.decision import Regrouped
+from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
@@ -86,7 +87,7 @@ class SharedExchange(Exchange):
         self._call = call
         self._number = 0  # given when it is committed: other calls may come between the deposits
         self._can_redo = can_redo
-        self._homes = collective.homes
+        self._homes = collective.dealing.homes
         self._folded: set[int] = set()
         self._complete: set[Node] = set()
         self._staged: set[Node] = set()
@@ -159,7 +160,7 @@ class SharedExchange(Exchange):
                 self._finish()
             except Regrouped as regrouped:
                 before = self._placement
-                self._collective.adopt(regrouped.decision)
+                self._collective.dealing.adopt(regrouped.decision)
                 if regrouped.decision.completed >= self._number:
                     # Somebody completed this step before the loss: its result is there to be taken.
                     self._collective.compare_calls(self._number, before.workers)
@@ -196,7 +197,7 @@ class SharedExchange(Exchange):
         for replica in range(self._collective.num_replicas):
             note = self._staging.read_note(self._number, replica)
             parts.setdefault(self._placement.owner(replica), set()).add(self.common_part(note))
-        if odd := self._meeting.find_odd(parts):
+        if odd := self._meeting.ages.find_odd(parts):
             own, *_ = sorted(parts[odd[0]])
             (theirs, *_) = sorted(parts[next(worker for worker in parts if worker not in odd)])
             what = f"did otherwise in its loop body than the others: {tell_difference(own, theirs)}"

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from duoka.collectives.answers import Answers
 from duoka.collectives.arrays import Array
 from duoka.collectives.chronicle import Chronicle
-from duoka.collectives.meeting import Meeting, Offer, Regrouped
+from duoka.collectives.decision import Regrouped
+from duoka.collectives.meeting import Meeting
+from duoka.collectives.supervision import Offer
 from duoka.errors import CannotJoin
 
 if TYPE_CHECKING:
@@ -152,11 +154,11 @@ class Joining:
                     deadline_s = collective.deadline_s
                     joined = self._meeting.let_join(offer.number, lambda: self._give(give), deadline_s, step())
                 except Regrouped as regrouped:
-                    collective.adopt(regrouped.decision)
+                    collective.dealing.adopt(regrouped.decision)
                     continue
                 self._meeting.offers.pop(offer.worker, None)
                 if joined:
-                    collective.deal_to(self._meeting.membership.workers)
+                    collective.dealing.deal_to(self._meeting.membership.workers)
                 else:
                     os.ftruncate(self._parcel, 0)  # nobody takes it any more
                 return

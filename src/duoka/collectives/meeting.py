@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from duoka.collectives.ages import Ages
 from duoka.collectives.board import Board, Work
+from duoka.collectives.complaints import Complaints
+from duoka.collectives.decision import Decision, Regrouped
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
-from duoka.collectives.patience import Link, Pace, Patience
-from duoka.errors import DeadlineExceeded, LaunchError, Stopped, WorkerLeft
+from duoka.collectives.patience import Link, Patience
+from duoka.collectives.supervision import Expired, Offer, Supervision
+from duoka.errors import DeadlineExceeded, LaunchError, WorkerLeft
 from duoka.topology.membership import Membership
 
 # How far a worker is within one call. Told to others as 4 * call + phase.
@@ -28,37 +31,6 @@ _PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last
 NOT_AT_BORDER = "done its part at the border at which a worker joins"
 UNFIT = "been taken out of the run"
 UNDECIDED = "come to the end of what it was doing when a worker was lost"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What all survivors of a loss do next."""
-
-    membership: Membership
-    lost: tuple[int, ...]
-    completed: int  # the last call that anybody completed
-    steps: int  # the steps that the furthest survivor has behind it
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A newcomer that waits to join where so many calls between steps lie behind."""
-
-    number: int
-    worker: int
-    records: int
-
-
-class _Expired(Exception):
-    """The supervisor has found nobody to blame for the wait under way, which would not end by itself."""
-
-
-class Regrouped(Exception):
-    """A meeting was interrupted by a loss, and the survivors have agreed."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision)
-        self.decision = decision
 
 
 class Meeting:
@@ -80,26 +52,18 @@ class Meeting:
         self._mailbox = mailbox
         self._board = board
         self._link = link
-        self._describe = describe
         self._clock = clock
+        self._supervision = Supervision(link, clock)
+        self._complaints = Complaints(worker, board, describe)
+        self.ages = Ages()
         self._others = tuple(w for w in membership.workers if w != worker)
         self._progress = dict.fromkeys(membership.workers, (-1, -1))
-        self._left: dict[int, int] = {}
         self._standing = 0
-        self.offers: dict[int, Offer] = {}  # the newest of each newcomer that was heard of
-        self._since: dict[int, int] = {}  # the generations in which workers came back
         self._is_whole = membership == Membership(0, tuple(range(len(membership.workers))))
-        self._pace = Pace()
-        self._waits = 0  # numbers them, so that word about an earlier one does not count
-        self._is_asked = False  # the supervisor wants to know where this worker is
         self.work: Work | None = None  # what this worker computes, or has computed last
         self._pid = os.getpid()
         board.write_work(worker, Work())
         board.write(worker, self._pid, 0, 0, 0)
-
-    def by_age(self, workers: Iterable[int]) -> list[int]:
-        """Those first that have been there longest."""
-        return sorted(workers, key=lambda worker: (self._since.get(worker, 0), worker))
 
     def refuse_children(self) -> None:
         if os.getpid() != self._pid:
@@ -131,7 +95,7 @@ class Meeting:
         if self.work is not None:
             self.work_on(Work(self.work.step))
         self.steps += 1
-        self._pace.end_step(self._clock())
+        self._supervision.end_step()
         self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)
 
     def calls(self, number: int, workers: Iterable[int]) -> dict[int, bytes]:
@@ -160,15 +124,15 @@ class Meeting:
         patience = self._begin_wait(_PHASES[phase], deadline_s)
         try:
             while missing := self._missing(target):
-                self._tell(patience, missing)
-                gone = [w for w in missing if w in self._left]
+                self._supervision.tell(patience, missing)
+                gone = [w for w in missing if w in self._supervision.left]
                 # What they said before they left is in our pipe already, but perhaps not read yet.
                 messages = self._mailbox.receive(0.0 if gone else patience.left())
                 if gone and not messages:
                     self._part_from_gone(gone, number, deadline_s)
                     raise self._left_error(gone[0], number)
                 self._hear(messages, deadline_s)
-        except _Expired:
+        except Expired:
             raise self.deadline_error(number, phase, deadline_s) from None
         finally:
             patience.end()
@@ -184,18 +148,10 @@ class Meeting:
         return True
 
     def _begin_wait(self, phase: str, deadline_s: float, step: int | None = None) -> Patience:
-        self._waits += 1
         # As the user counts: our own steps are evaluations, too.
         if step is None:
             step = self.work.step if self.work is not None and self.work.is_under_way else self.steps
-        facts = {"phase": phase, "step": step, "wait": self._waits}
-        return Patience(self._link, self._clock, deadline_s, self._pace.lengthen, facts)
-
-    def _tell(self, patience: Patience, missing: Sequence[int]) -> None:
-        if self._is_asked:
-            self._is_asked = False
-            patience.answer(missing)
-        patience.tell(missing)
+        return self._supervision.begin_wait(phase, deadline_s, step)
 
     def listen(self, deadline_s: float) -> None:
         """For one who waits for something else: hear what has been said until now. Raises Regrouped after a loss."""
@@ -210,12 +166,9 @@ class Meeting:
 
     def deadline_error(self, number: int, phase: int, deadline_s: float) -> DeadlineExceeded:
         """Who is not as far as this, those first whose process is stopped: the others may be waiting for them, too."""
-
-        def is_alive(worker: int) -> bool:
-            return _process_state(self._board.read(worker).pid) in ("running", "sleeping")
-
-        missing = sorted(self._missing(4 * number + phase), key=is_alive)
-        return self._deadline_error(missing or [self.worker], phase, deadline_s)
+        missing = sorted(self._missing(4 * number + phase), key=self._complaints.is_alive) or [self.worker]
+        num_others = len(self.membership.workers) - len(missing)
+        return self._complaints.late(missing, _PHASES[phase], self.steps, deadline_s, num_others)
 
     def meet(self, number: int, phase: int, deadline_s: float) -> None:
         self.say(number, phase)
@@ -230,44 +183,28 @@ class Meeting:
         while (message := self._link.receive(0)) is not None:
             if message["kind"] == "lost":
                 raise Regrouped(self._regroup(message, deadline_s))
-            self._obey(message)
-
-    def _obey(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "stop":
-            raise Stopped(message.get("why", ""))
-        if message["kind"] == "left":
-            self._left[int(message["worker"])] = int(message["completed"])
-        if message["kind"] == "offer":
-            offer = Offer(int(message["number"]), int(message["worker"]), int(message["records"]))
-            self.offers[offer.worker] = offer
-        if message["kind"] == "where":
-            self._is_asked = True
-        if message["kind"] == "expired" and int(message["wait"]) == self._waits:
-            raise _Expired
+            self._supervision.obey(message)
 
     def _regroup(self, message: dict[str, Any], deadline_s: float) -> Decision:
         """Report to the supervisor and wait for its decision, which all survivors have to come for."""
         patience = self._begin_wait(UNDECIDED, deadline_s)
         try:
             return self._wait_for_decision(message, patience)
-        except _Expired:
-            raise self._undecided_error() from None
+        except Expired:
+            raise self._complaints.undecided(self.steps) from None
         finally:
             patience.end()
 
     def _wait_for_decision(self, message: dict[str, Any], patience: Patience) -> Decision:
         generation = self._report(message)
         while True:
-            self._tell(patience, ())
-            answer = self._link.receive(patience.left())
-            if answer is None:
-                continue
+            answer = self._supervision.wait_for_word(patience)
             if answer["kind"] == "lost":
                 generation = self._report(answer)  # a further loss: once more
             elif answer["kind"] == "decided" and int(answer["generation"]) == generation:
                 return self._adopt(answer)
             else:
-                self._obey(answer)
+                self._supervision.obey(answer)
 
     def _report(self, message: dict[str, Any]) -> int:
         generation = int(message["generation"])
@@ -275,21 +212,11 @@ class Meeting:
         self._link.send({"kind": "report", "generation": generation} | standing)
         return generation
 
-    # Workers that have come back, and do not fit to the others.
+    # Workers that have come back, and do not fit to the others; see ages.py.
 
     @property
     def has_anybody_come_back(self) -> bool:
-        return any(worker in self._since for worker in self.membership.workers)
-
-    def find_odd(self, deeds: Mapping[int, object]) -> list[int]:
-        """Those who do otherwise than the worker that has been there longest, if all of them came back after it.
-
-        All workers who see the same deeds come to the same answer.
-        """
-        oldest = self.by_age(deeds)[0]
-        odd = [worker for worker, deed in deeds.items() if deed != deeds[oldest]]
-        is_younger = [self._since.get(worker, 0) > self._since.get(oldest, 0) for worker in odd]
-        return odd if all(is_younger) else []
+        return self.ages.has_anybody_come_back(self.membership.workers)
 
     def part_from(self, odd: Sequence[int], what: str, listing: str, deadline_s: float) -> NoReturn:
         """Have the supervisor take these out of the run, and wait for that: it raises Regrouped, as after any loss.
@@ -301,24 +228,30 @@ class Meeting:
         patience = self._begin_wait(UNFIT, deadline_s)
         try:
             while True:
-                self._tell(patience, [worker for worker in odd if worker != self.worker])
-                answer = self._link.receive(patience.left())
-                if answer is not None and answer["kind"] == "lost":
+                answer = self._supervision.wait_for_word(patience, [worker for worker in odd if worker != self.worker])
+                if answer["kind"] == "lost":
                     raise Regrouped(self._regroup(answer, deadline_s))
-                if answer is not None:
-                    self._obey(answer)
-        except _Expired:
-            raise DeadlineExceeded(f"{self._describe(odd[0])} has not {UNFIT} at step {self.steps}.") from None
+                self._supervision.obey(answer)
+        except Expired:
+            raise self._complaints.still_there(odd[0], UNFIT, self.steps) from None
         finally:
             patience.end()
 
     def _part_from_gone(self, gone: Sequence[int], number: int, deadline_s: float) -> None:
-        odd = self.find_odd({worker: worker in gone for worker in self.membership.workers})
+        odd = self.ages.find_odd({worker: worker in gone for worker in self.membership.workers})
         if odd and set(odd) <= set(gone):
             what = f"has finished its script at step {self.steps}, where the others go on"
             self.part_from(odd, what, str(self._left_error(odd[0], number)), deadline_s)
 
+    def _left_error(self, worker: int, number: int) -> WorkerLeft:
+        return self._complaints.left(worker, self._supervision.left[worker], number)
+
     # Joining; see joining.py.
+
+    @property
+    def offers(self) -> dict[int, Offer]:
+        """The newest of each newcomer that was heard of."""
+        return self._supervision.offers
 
     def tell(self, message: dict[str, Any]) -> None:
         self._link.send(message)
@@ -327,7 +260,7 @@ class Meeting:
         """What the supervisor has to say to a newcomer, waiting for at most this long."""
         message = self._link.receive(timeout_s)
         if message is not None:
-            self._obey(message)
+            self._supervision.obey(message)
         return message
 
     def let_join(self, offer: int, give: Callable[[], None], deadline_s: float, step: int) -> bool:
@@ -342,17 +275,14 @@ class Meeting:
         patience = self._begin_wait(NOT_AT_BORDER, deadline_s, step)
         try:
             return self._stand_at_border(offer, give, patience, deadline_s)
-        except _Expired:
-            raise self._border_error(step, deadline_s) from None
+        except Expired:
+            raise self._complaints.not_joined(step, deadline_s) from None
         finally:
             patience.end()
 
     def _stand_at_border(self, offer: int, give: Callable[[], None], patience: Patience, deadline_s: float) -> bool:
         while True:
-            self._tell(patience, ())
-            answer = self._link.receive(patience.left())
-            if answer is None:
-                continue
+            answer = self._supervision.wait_for_word(patience)
             if answer["kind"] == "lost":
                 raise Regrouped(self._regroup(answer, deadline_s))
             if answer["kind"] == "give":
@@ -364,7 +294,7 @@ class Meeting:
                     self.say_standing(self._standing)
                 return answer["kind"] == "joined"
             else:
-                self._obey(answer)
+                self._supervision.obey(answer)
 
     def enter(self, message: dict[str, Any]) -> None:
         """This newcomer is a member now, as far as the others are."""
@@ -378,7 +308,7 @@ class Meeting:
         self._others = tuple(w for w in self.membership.workers if w != self.worker)
         for worker in self._others:
             self._progress.setdefault(worker, (-1, -1))
-        self._since |= {int(worker): int(generation) for worker, generation in answer.get("since", ())}
+        self.ages.learn(answer.get("since", ()))
 
     def _adopt(self, answer: dict[str, Any]) -> Decision:
         before = self.membership
@@ -394,46 +324,6 @@ class Meeting:
     def say_standing(self, standing: int) -> None:
         self.say(standing >> 2, standing & 3)
 
-    def _deadline_error(self, missing: Sequence[int], phase: int, deadline_s: float) -> DeadlineExceeded:
-        late = missing[0]
-        pid = self._board.read(late).pid
-        activity = self._board.tell_activity(self.worker)
-        others = len(self.membership.workers) - len(missing)
-        what = f"{self._describe(late)} has not {_PHASES[phase]} at step {self.steps} for {deadline_s:g} s"
-        what += f" ({activity}); {others} other{'s wait' if others != 1 else ' waits'}."
-        if len(missing) > 1:
-            what += " Also missing: " + ", ".join(self._describe(w) for w in missing[1:]) + "."
-        return DeadlineExceeded(
-            what,
-            why=f"it was last seen in: {self._board.tell_activity(late)}; its process {pid} is {_process_state(pid)}."
-            if pid
-            else "it has not come to its strategy yet: it is still starting, or busy with what comes before.",
-            do="raise deadline_s if one step may take that long; its log has the rest.",
-        )
-
-    def _left_error(self, worker: int, number: int) -> WorkerLeft:
-        return WorkerLeft(
-            f"{self._describe(worker)} has finished its script; {self._describe(self.worker)} waits for it"
-            f" in {self._board.tell_activity(self.worker)}.",
-            why=f"it took part in {self._left[worker]} calls, and this is call {number}:"
-            " the workers did not run the same loop.",
-            do="let all workers run the same number of steps; a condition that ends the loop must be the same on all.",
-        )
-
-    def _border_error(self, step: int, deadline_s: float) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"A worker was about to join at step {step}, and has not after {deadline_s:g} s.",
-            why="a worker has not come to this border of steps, or its state could not be handed over in time.",
-            do="raise deadline_s if that may take so long, or start with respawn=False.",
-        )
-
-    def _undecided_error(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"After a loss, not all survivors came to step {self.steps} in time.",
-            why="a worker that computes or is stuck has not reported yet.",
-            do="raise deadline_s if one step may take that long.",
-        )
-
 
 def _try(give: Callable[[], None]) -> str:
     """Hand over the state; what keeps it from that is the newcomer's bad luck, and no reason for the run to end."""
@@ -442,12 +332,3 @@ def _try(give: Callable[[], None]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:500]
     return ""
-
-
-def _process_state(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "gone"
-    return {"T": "stopped (SIGSTOP)", "t": "held by a debugger", "R": "running", "S": "sleeping"}.get(letter, letter)

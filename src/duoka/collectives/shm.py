@@ -5,7 +5,6 @@ One worker is the same code with nobody to wait for and memory of its own (see `
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,27 +13,23 @@ import numpy as np
 
 from duoka.collectives.answers import Answers, Pack, Replayed, T, Unpack
 from duoka.collectives.arena import Arena
-from duoka.collectives.arrays import Array, add, as_array, check_alike, check_weights, deliver, sum_dtype, weigh
+from duoka.collectives.arrays import Array, as_array, check_alike, check_out, check_weights, deliver, sum_dtype
 from duoka.collectives.board import Work
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
+from duoka.collectives.dealing import Dealing
+from duoka.collectives.decision import Decision, Regrouped
 from duoka.collectives.exchange import Moment, SharedExchange
 from duoka.collectives.joining import Joining
-from duoka.collectives.meeting import ARRIVED, TAKEN, Decision, Meeting, Regrouped
-from duoka.collectives.staging import SLOT_BYTES, Staging
-from duoka.collectives.transfer import get, put, read_header, write_header
+from duoka.collectives.meeting import ARRIVED, TAKEN, Meeting
+from duoka.collectives.passing import broadcast, gather
+from duoka.collectives.reducing import Terms, reduce
+from duoka.collectives.staging import Staging
 from duoka.errors import MismatchError, WorkerLost
-from duoka.topology.placement import Placement, place
-from duoka.topology.tree import Node, fold, subtrees
-
-_WEIGHT = struct.Struct("<d")
+from duoka.topology.placement import Placement
 
 
 def _no_moment(name: str) -> None:
-    pass
-
-
-def _no_deal(placement: Placement) -> None:
     pass
 
 
@@ -54,19 +49,11 @@ class SharedMemory(Collective):
         self.meeting = meeting
         self.deadline_s = deadline_s
         self.moment = moment  # called at every point where a worker could die; tests let it die there
-        self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
         self.joining: Joining | None = None  # set where lost workers may come back
         self.staging = Staging(arena, num_replicas)
+        self.dealing = Dealing(meeting, num_replicas)
         self._arena = arena
         self._describe = describe
-        # A newcomer is dealt to as if it were a member already: it may read its rows while it comes near.
-        members = sorted({*meeting.membership.workers, meeting.worker})
-        self._dealt = self._placement = place(num_replicas, members)
-        self._deal_anew = False
-        self._adopt_later: list[Decision] = []
-        self._lost_call = 0  # the call in which values of a lost worker were due
-        self._before_loss = self._placement
-        self._last_loss: Decision | None = None
         self._held = 0
         self._number = 0
         self._failure: BaseException | None = None
@@ -74,23 +61,21 @@ class SharedMemory(Collective):
 
     @property
     def placement(self) -> Placement:
-        return self._placement
+        return self.dealing.placement
 
     @property
     def main(self) -> int:
-        return self.meeting.by_age(self.meeting.membership.workers)[0]
+        return self.meeting.ages.sort(self.meeting.membership.workers)[0]
 
     @property
     def own_replicas(self) -> tuple[int, ...]:
-        is_lost_call = self._number + 1 == self._lost_call
-        return self._before_loss.replicas_of(self.worker) if is_lost_call else self.replicas
-
-    @property
-    def homes(self) -> tuple[int, ...]:
-        """The first replica of each share as they were dealt; unchanged while lost replicas move."""
-        return tuple(share.replicas[0] for share in self._dealt.shares)
+        return self.dealing.placement_in(self.next_number).replicas_of(self.worker)
 
     # What a call consists of.
+
+    @property
+    def next_number(self) -> int:
+        return self._number + 1
 
     def begin(self, description: str) -> int:
         """Number the next call and say what it is. Ends the validity of a shared result."""
@@ -128,7 +113,7 @@ class SharedMemory(Collective):
         if not self.meeting.has_anybody_come_back:
             return
         calls = self.meeting.calls(number, workers)
-        odd = self.meeting.find_odd(calls)
+        odd = self.meeting.ages.find_odd(calls)
         if not odd or any(calls[worker].startswith(b"broadcast") for worker in odd):
             return  # a broadcast writes where the parts of others lie
         own, theirs = (calls[w].decode(errors="replace") for w in (odd[0], next(w for w in calls if w not in odd)))
@@ -152,36 +137,10 @@ class SharedMemory(Collective):
     def complete(self, number: int) -> None:
         self.meeting.complete(number)
 
-    def adopt(self, decision: Decision) -> None:
-        """After a loss only the lost replicas move, until the border of the step in which the furthest survivor is.
-
-        One that takes a result late is still a step behind: it moves them once it has come to that step.
-        """
-        self._last_loss = decision
-        if self._lost_call != decision.completed + 1:
-            # Whoever was further has come to this call with the values of the old placement: it fails for all.
-            self._lost_call, self._before_loss = decision.completed + 1, self._placement
-        if decision.steps > self.meeting.steps:
-            self._adopt_later.append(decision)
-        else:
-            self._placement = self._placement.without(decision.lost)
-            self._deal_anew = True
-
-    def deal_to(self, workers: Sequence[int]) -> None:
-        """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
-        self._adopt_later, self._lost_call = [], 0
-        self._deal(workers)
-
-    def _deal(self, workers: Iterable[int]) -> None:
-        # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
-        self._dealt = self._placement = place(self.num_replicas, self.meeting.by_age(workers))
-        self._deal_anew = False
-        self.on_deal(self._placement)
-
     def enter(self) -> None:
         """This worker has joined, and goes on where the others are."""
         self._number = self.meeting.completed
-        self.deal_to(self.meeting.membership.workers)
+        self.dealing.deal_to(self.meeting.membership.workers)
 
     def work_on(self, step: int, replicas: Sequence[int]) -> None:
         self.meeting.work_on(Work.of(step, replicas))
@@ -192,11 +151,7 @@ class SharedMemory(Collective):
                 return
             self.joining.end_step()
         self.meeting.end_step()
-        if self._deal_anew:
-            self._deal(self._placement.workers)
-        postponed, self._adopt_later = self._adopt_later, []
-        for decision in postponed:
-            self.adopt(decision)
+        self.dealing.end_step()
 
     def hold(self, number: int) -> None:
         self._held = number
@@ -208,13 +163,13 @@ class SharedMemory(Collective):
             self.meeting.say(self._held, TAKEN)
             self._held = 0
 
-    def _meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[], bool]) -> Placement:
+    def meet_once(self, number: int, deadline_s: float | None, can_redo: Callable[[], bool]) -> Placement:
         """The one meeting of a small call. Returns who had placed what when it was completed."""
         with self.failing_for_good():
-            if number == self._lost_call and not can_redo():
+            if self.dealing.is_lost(number) and not can_redo():
                 raise self.lost_error(None, number)
             while True:
-                placement = self._placement
+                placement = self.placement
                 try:
                     self.moment("arriving")
                     self.meeting.meet(number, ARRIVED, self._deadline(deadline_s))
@@ -222,7 +177,7 @@ class SharedMemory(Collective):
                     self.compare_calls(number, placement.workers)
                     return placement
                 except Regrouped as regrouped:
-                    self.adopt(regrouped.decision)
+                    self.dealing.adopt(regrouped.decision)
                     if regrouped.decision.completed >= number:
                         self.compare_calls(number, placement.workers)
                         return placement
@@ -233,7 +188,7 @@ class SharedMemory(Collective):
         return self.deadline_s if deadline_s is None else deadline_s
 
     def lost_error(self, decision: Decision | None, number: int) -> WorkerLost:
-        decision = decision or self._last_loss
+        decision = decision or self.dealing.last_loss
         lost = [] if decision is None else [self._describe(w) for w in decision.lost]
         who = f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost" if lost else "A worker was lost"
         return WorkerLost(
@@ -253,7 +208,7 @@ class SharedMemory(Collective):
 
     def _barrier(self, deadline_s: float | None) -> None:
         number = self.begin("barrier")
-        self._meet_once(number, deadline_s, lambda: True)
+        self.meet_once(number, deadline_s, lambda: True)
         self.complete(number)
 
     def buffer(self, count: int, dtype: Any, name: str = "") -> SharedBuffer:
@@ -284,9 +239,9 @@ class SharedMemory(Collective):
         call = f"exchange {name}".strip()
         if answers is not None and answers.is_replaying:
             return Replayed(answers, _title(call, shared), shared)
-        return self._open_exchange(call, shared, deadline_s, can_redo=True, answers=answers)
+        return self.open_exchange(call, shared, deadline_s, can_redo=True, answers=answers)
 
-    def _open_exchange(
+    def open_exchange(
         self,
         call: str,
         buffers: Sequence[SharedBuffer],
@@ -306,7 +261,7 @@ class SharedMemory(Collective):
             try:
                 return self.meeting.wait(number, TAKEN, self._deadline(deadline_s))
             except Regrouped as regrouped:
-                self.adopt(regrouped.decision)
+                self.dealing.adopt(regrouped.decision)
 
     def all_reduce(
         self,
@@ -322,13 +277,11 @@ class SharedMemory(Collective):
         like = check_alike(arrays)
         if like.dtype.kind in "iu" and (op == "mean" or weights is not None):
             raise MismatchError(f"Values of {like.dtype} cannot be weighted.", do="convert them to float64 first.")
-        target = _check_out(out, like)
+        target = check_out(out, like)
         call = f"all_reduce {op} of {like.dtype}{list(like.shape)}"
 
         def carry_out() -> Array:
-            dtype = sum_dtype(like.dtype)
-            reduce = self._reduce_small if like.size * dtype.itemsize <= SLOT_BYTES else self._reduce_large
-            flat, total = reduce(call, arrays, given, dtype, deadline_s)
+            flat, total = reduce(self, call, Terms(arrays, given, sum_dtype(like.dtype)), deadline_s)
             deliver(flat.reshape(like.shape), target, total if op == "mean" else None)
             self.release()
             return target
@@ -350,118 +303,18 @@ class SharedMemory(Collective):
             return [1.0 if op == "mean" else None] * len(self.replicas)
         return check_weights(self._check_given(weights, "weights"))
 
-    def _reduce_small(
-        self,
-        call: str,
-        arrays: list[Array],
-        weights: list[float | None],
-        dtype: np.dtype[Any],
-        deadline_s: float | None,
-    ) -> tuple[Array, float]:
-        number = self.begin(call)
-        parts: dict[Node, Array] = {}
-        for replica, array, weight in zip(self.replicas, arrays, weights, strict=True):
-            parts[Node(replica, replica + 1)] = part = np.empty(array.size, dtype)
-            weigh(array, weight, part)
-            self.staging.write_note(number, replica, _WEIGHT.pack(1.0 if weight is None else weight))
-        for share in self._placement.shares:
-            if share.worker == self.worker:
-                for node in subtrees(self.num_replicas, share.replicas):
-                    total = _fold_below(node, parts)
-                    self.staging.array(number, node.start, dtype, total.size)[:] = total
-        placement = self._meet_once(number, deadline_s, lambda: False)
-        size = arrays[0].size
-        nodes = placement.partials
-        staged = [self.staging.array(number, node.start, dtype, size) for node in nodes]
-        result = fold(self.num_replicas, nodes, staged, add)
-        notes = [self.staging.read_note(number, replica) for replica in range(self.num_replicas)]
-        self.complete(number)
-        return result, self._total_weight(notes)
-
-    def _reduce_large(
-        self,
-        call: str,
-        arrays: list[Array],
-        weights: list[float | None],
-        dtype: np.dtype[Any],
-        deadline_s: float | None,
-    ) -> tuple[Array, float]:
-        replicas = self.replicas
-        buffer = self.scratch(arrays[0].size, dtype, "all_reduce")
-        exchange = self._open_exchange(call, [buffer], deadline_s, can_redo=False)
-        if self._number + 1 == self._lost_call or self.replicas != replicas:
-            with self.failing_for_good():
-                raise self.lost_error(None, self._number + 1)
-        for replica, array, weight in zip(replicas, arrays, weights, strict=True):
-            weigh(array, weight, exchange.slot(buffer, replica))
-            exchange.deposit(replica, _WEIGHT.pack(1.0 if weight is None else weight))
-        exchange.commit(deadline_s)
-        return exchange.result(buffer), self._total_weight(exchange.notes)
-
-    def _total_weight(self, notes: Sequence[bytes]) -> float:
-        leaves = tuple(Node(r, r + 1) for r in range(self.num_replicas))
-        weights = [float(_WEIGHT.unpack(note)[0]) for note in notes]
-        return fold(self.num_replicas, leaves, weights, lambda left, right: left + right)
-
     def all_gather(self, values: Sequence[Any], *, deadline_s: float | None = None) -> list[Array]:
-        return self._answer("all_gather", lambda: self._all_gather(values, deadline_s), list, list)
-
-    def _all_gather(self, values: Sequence[Any], deadline_s: float | None) -> list[Array]:
-        arrays = [np.asarray(as_array(v), order="C") for v in self._check_given(values, "values")]
-        mine = dict(zip(self.replicas, arrays, strict=True))
-        headers = {replica: write_header(array) for replica, array in mine.items()}
-        workers = self.workers
-        number = self.begin("all_gather")
-        for replica, array in mine.items():
-            self.staging.write_note(number, replica, headers[replica])
-            put(self.staging.slot(number, replica), array, 0)
-        self._meet_once(number, deadline_s, lambda: False)
-        results = [read_header(self.staging.read_note(number, r)) for r in range(self.num_replicas)]
-        for start in range(0, max(1, *(array.nbytes for array in results)), SLOT_BYTES):
-            if start > 0:
-                self.complete(number)
-                self._refuse_loss_of(workers, number)
-                number = self.begin(f"all_gather, part {start // SLOT_BYTES}")
-                for replica, array in mine.items():
-                    put(self.staging.slot(number, replica), array, start)
-                self._meet_once(number, deadline_s, lambda: False)
-            for replica, array in enumerate(results):
-                get(self.staging.slot(number, replica), array, start)
-        self.complete(number)
-        return results
+        return self._answer(
+            "all_gather", lambda: gather(self, self._check_given(values, "values"), deadline_s), list, list
+        )
 
     def broadcast(self, value: Any = None, *, root: int = 0, deadline_s: float | None = None) -> Array:
         if not 0 <= root < self.num_replicas:
             raise MismatchError(f"There is no replica {root}.", do=f"use one of 0 to {self.num_replicas - 1}.")
         call = f"broadcast from replica {root}"
-        return self._answer(call, lambda: self._broadcast(value, root, deadline_s), lambda a: [a], lambda a: a[0])
+        return self._answer(call, lambda: broadcast(self, value, root, deadline_s), lambda a: [a], lambda a: a[0])
 
-    def _broadcast(self, value: Any, root: int, deadline_s: float | None) -> Array:
-        is_lost_call = self._number + 1 == self._lost_call
-        sender = (self._before_loss if is_lost_call else self._placement).owner(root)
-        source = np.asarray(as_array(value), order="C") if sender == self.worker else None
-        header = None if source is None else write_header(source)
-        number = self.begin(f"broadcast from replica {root}")
-        wide = self.staging.wide_bytes
-        if source is not None and header is not None:
-            self.staging.write_note(number, root, header)
-            put(self.staging.wide(number), source, 0)
-        self._meet_once(number, deadline_s, lambda: sender in self.meeting.membership.workers)
-        result = read_header(self.staging.read_note(number, root)) if source is None else source
-        for start in range(0, max(1, result.nbytes), wide):
-            if start > 0:
-                self.complete(number)
-                self._refuse_loss_of([sender], number)
-                number = self.begin(f"broadcast from replica {root}, part {start // wide}")
-                if source is not None:
-                    put(self.staging.wide(number), source, start)
-                self._meet_once(number, deadline_s, lambda: sender in self.meeting.membership.workers)
-            if source is None:
-                get(self.staging.wide(number), result, start)
-        self.complete(number)
-        return result.copy() if source is not None else result
-
-    def _refuse_loss_of(self, workers: Iterable[int], number: int) -> None:
+    def refuse_loss_of(self, workers: Iterable[int], number: int) -> None:
         """Between the parts of a call: the rest of what a lost worker had to give will never come."""
         if not set(self.meeting.membership.workers).issuperset(workers):
             with self.failing_for_good():
@@ -470,32 +323,6 @@ class SharedMemory(Collective):
 
 def _title(call: str, buffers: Sequence[SharedBuffer]) -> str:
     return f"{call} of {', '.join(buffer.title for buffer in buffers)}" if buffers else call
-
-
-def _fold_below(node: Node, parts: dict[Node, Array]) -> Array:
-    """The sum of a whole subtree."""
-    if node.is_leaf:
-        return parts[node]
-    left, right = (_fold_below(child, parts) for child in node.children)
-    return left + right
-
-
-def _check_out(out: Any, like: Array) -> Array:
-    """The memory that the result goes to: the caller's, if it can really be written, or new."""
-    if out is None:
-        return np.empty(like.shape, like.dtype)
-    target = as_array(out)
-    is_shared = isinstance(out, np.ndarray) or hasattr(out, "__dlpack__")
-    if not is_shared or not target.flags.writeable:
-        raise MismatchError(
-            f"A result cannot be written into a {type(out).__name__}.", do="give a NumPy array or tensor."
-        )
-    if target.shape != like.shape or target.dtype != like.dtype:
-        raise MismatchError(
-            f"out is {target.dtype}{list(target.shape)}, the values are {like.dtype}{list(like.shape)}.",
-            do="give an out of the same type and shape, or none.",
-        )
-    return target
 
 
 def _fill(target: Array, answer: Array) -> Array:

@@ -24,8 +24,9 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.process import flush_streams
 from duoka.runtime.returning import run_to_the_end
 from duoka.runtime.seeds import seed_frameworks_to_come
+from duoka.runtime.shutdown import Outcome
 from duoka.runtime.starters import ForkStarter
-from duoka.runtime.supervisor import Outcome, Supervisor
+from duoka.runtime.supervisor import Supervisor
 from duoka.runtime.worker import attach, attachment, run_body
 
 

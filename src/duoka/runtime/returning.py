@@ -16,7 +16,8 @@ from duoka.checkpoint.names import list_places
 from duoka.checkpoint.setting_aside import move_aside
 from duoka.errors import CheckpointError
 from duoka.runtime.decisions import WayBack
-from duoka.runtime.supervisor import Outcome, Supervisor
+from duoka.runtime.shutdown import Outcome
+from duoka.runtime.supervisor import Supervisor
 
 MOST_RETURNS = 3  # of one run
 _DEADLINE_S = 60.0

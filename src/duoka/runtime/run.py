@@ -15,12 +15,14 @@ from typing import NamedTuple, NoReturn
 from duoka.devices.device import Device
 from duoka.errors import DuokaError
 from duoka.runtime.command import Command
+from duoka.runtime.crew import count_workers
 from duoka.runtime.output import Fold, Logs, make_run_directory
 from duoka.runtime.plan import Plan
 from duoka.runtime.process import flush_streams
 from duoka.runtime.returning import run_to_the_end
+from duoka.runtime.shutdown import Outcome
 from duoka.runtime.starters import ScriptStarter
-from duoka.runtime.supervisor import Outcome, Supervisor, count_workers
+from duoka.runtime.supervisor import Supervisor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HERE = os.path.abspath(__file__)

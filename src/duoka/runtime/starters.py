@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from duoka.runtime.command import Command
+from duoka.runtime.crew import Started
 from duoka.runtime.environment import worker_environment
 from duoka.runtime.identity import VARIABLE, Identity
 from duoka.runtime.plan import Plan
 from duoka.runtime.plumbing import Plumbing
 from duoka.runtime.screen import count_columns
-from duoka.runtime.supervisor import Started
 from duoka.topology.membership import Membership
 
 # By its path: with -m, modules in the working directory would come before those of the standard library.

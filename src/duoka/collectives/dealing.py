@@ -1,0 +1,83 @@
+"""Which worker runs which replica: dealt at a border of steps, moved when a worker is lost in the middle of one.
+
+After a loss only the lost replicas move. All replicas are dealt anew at the border that follows, or when a worker
+has joined at one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from duoka.collectives.decision import Decision
+from duoka.collectives.meeting import Meeting
+from duoka.topology.placement import Placement, place
+
+
+def _no_deal(placement: Placement) -> None:
+    pass
+
+
+class Dealing:
+    def __init__(self, meeting: Meeting, num_replicas: int) -> None:
+        self._meeting = meeting
+        self._num_replicas = num_replicas
+        # A newcomer is dealt to as if it were a member already: it may read its rows while it comes near.
+        members = sorted({*meeting.membership.workers, meeting.worker})
+        self._dealt = self._placement = place(num_replicas, members)
+        self._deal_anew = False
+        self._adopt_later: list[Decision] = []
+        self._lost_call = 0
+        self._before_loss = self._placement
+        self.last_loss: Decision | None = None
+        self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
+
+    @property
+    def placement(self) -> Placement:
+        return self._placement
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The first replica of each share as they were dealt; unchanged while lost replicas move."""
+        return tuple(share.replicas[0] for share in self._dealt.shares)
+
+    def is_lost(self, number: int) -> bool:
+        """Whether values of a lost worker were due in this call."""
+        return number == self._lost_call
+
+    def placement_in(self, number: int) -> Placement:
+        """By whom the values of this call are given."""
+        return self._before_loss if self.is_lost(number) else self._placement
+
+    def adopt(self, decision: Decision) -> None:
+        """After a loss only the lost replicas move, until the border of the step in which the furthest survivor is.
+
+        One that takes a result late is still a step behind: it moves them once it has come to that step.
+        """
+        self.last_loss = decision
+        if self._lost_call != decision.completed + 1:
+            # Whoever was further has come to this call with the values of the old placement: it fails for all.
+            self._lost_call, self._before_loss = decision.completed + 1, self._placement
+        if decision.steps > self._meeting.steps:
+            self._adopt_later.append(decision)
+        else:
+            self._placement = self._placement.without(decision.lost)
+            self._deal_anew = True
+
+    def deal_to(self, workers: Sequence[int]) -> None:
+        """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
+        self._adopt_later, self._lost_call = [], 0
+        self._deal(workers)
+
+    def _deal(self, workers: Iterable[int]) -> None:
+        # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
+        self._dealt = self._placement = place(self._num_replicas, self._meeting.ages.sort(workers))
+        self._deal_anew = False
+        self.on_deal(self._placement)
+
+    def end_step(self) -> None:
+        """The border of a step has come; the meeting has counted it."""
+        if self._deal_anew:
+            self._deal(self._placement.workers)
+        postponed, self._adopt_later = self._adopt_later, []
+        for decision in postponed:
+            self.adopt(decision)

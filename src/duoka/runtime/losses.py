@@ -1,0 +1,180 @@
+"""What becomes of a run when one of its workers is lost, fails, or does not fit to the others any more.
+
+The others go on without one that was lost, or that has come back and stumbles (see `comebacks.py`). A worker whose own
+code failed ends the run, and so does one that ran out of memory, and the second one that the same batch has killed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from duoka.devices.memory_limit import explain_death
+from duoka.errors import DuokaError
+from duoka.runtime.crew import Crew, Worker, count_workers
+from duoka.runtime.decisions import Kept, State, WayBack
+from duoka.runtime.members import Members
+from duoka.runtime.plan import Plan
+from duoka.runtime.poison import Death, Deaths, MemoryShortage
+from duoka.runtime.shutdown import Outcome, Shutdown
+
+
+@dataclass
+class History:
+    """What is known of a run, however often all its workers are started anew."""
+
+    deaths: Deaths
+    kept: Kept | None = None
+
+
+class Losses:
+    def __init__(
+        self,
+        plan: Plan,
+        crew: Crew,
+        members: Members,
+        shutdown: Shutdown,
+        outcome: Outcome,
+        history: History,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._plan, self._crew, self._members, self._shutdown = plan, crew, members, shutdown
+        self._outcome, self._history, self._say, self._clock = outcome, history, say, clock
+        self._last_death: Death | None = None
+        self._shortage = MemoryShortage()
+
+    # One that was ended by a signal.
+
+    def on_lost(self, worker: Worker, number: int) -> None:
+        if self._shutdown.has_begun:
+            return
+        if explained := explain_death(worker.last_words.decode(errors="replace"), self._plan.devices[worker.number]):
+            self._fail_for(worker, explained)
+            return
+        death = self._last_death = self._look_at_death(worker, number)
+        if poison := self._history.deaths.note(death):
+            self._outcome.lost.append((worker.number, number))
+            self._fail_for(worker, poison)
+            return
+        self._go_on_without(worker, f"{self._crew.describe(worker.number)} {death.tell()}", number)
+
+    def _look_at_death(self, worker: Worker, number: int) -> Death:
+        is_memory_short = self._shortage.is_new() and number == signal.SIGKILL and worker.stuck is None
+        work = self._crew.board.read_work(worker.number)
+        return Death(worker.number, number, work, self._clock(), is_memory_short, worker.stuck)
+
+    def _go_on_without(self, worker: Worker, text: str, number: int) -> None:
+        self._outcome.lost.append((worker.number, number))
+        respawn, num_survivors = self._members.respawn, len(self._crew.list_running())
+        if num_survivors:
+            generation = self._members.membership.generation + 1
+            verb = "goes" if num_survivors == 1 else "go"
+            self._say(f"{text}; {count_workers(num_survivors)} {verb} on (generation {generation}).")
+            self._members.regroup()
+            is_own_doing = self._last_death is not None and self._last_death.is_own_doing
+            respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
+            return
+        is_anybody_coming = respawn.has_newcomers
+        respawn.end()
+        if any(w.state is State.LEFT for w in self._crew.workers.values()):
+            self._outcome.last_line = f"{text}; the others have finished."
+            return
+        self._outcome.exit_code = 128 + number
+        self._outcome.last_line = f"{text}; no worker is left."
+        if is_anybody_coming and self._history.kept is not None:  # nobody to join, but something to go on from
+            self._outcome.way_back = self._find_way(f"{text}; no worker is left that others could join")
+
+    def _fail_for(self, worker: Worker, error: DuokaError) -> None:
+        """End the run with an error that a dead worker could not raise itself."""
+        name = type(error).__name__
+        worker.failure = {"error": name, "traceback": f"{type(error).__module__}.{name}: {error}\n"}
+        self.on_failed(worker, error.exit_code)
+
+    # One whose own code has failed.
+
+    def on_failed(self, worker: Worker, code: int) -> None:
+        if self._shutdown.has_begun:
+            return  # the run is ending, and this is not why
+        told = {} if worker.failure is None or worker.state is State.LOST else worker.failure  # by the worker itself
+        if told.get("error") == "WorkerLeft" and self._members.comebacks.has_come_back(worker.number):
+            # Its script counts steps by itself, and not those that it has not run. The others have finished theirs.
+            self._members.respawn.tell_overrun(worker.number)
+            return
+        if worker.state is not State.LOST and self._stumbles(worker, told):
+            self._take_out(worker, f"failed with {tell_error(told)}" if told else f"exited with code {code}")
+            return
+        if told.get("error") == "WorkerLost" and self._outcome.lost:
+            code = 128 + self._outcome.lost[0][1]
+            self._outcome.way_back = self._find_way_after_loss()
+        if told.get("error") == "ReplicasDiffer" and self._history.kept is not None:
+            self._outcome.way_back = self._find_way(str(told["what"]).rstrip("."), int(told["agreed_step"]))
+        self._outcome.failed_worker = worker.number
+        self._outcome.failure = worker.failure
+        self._shutdown.stop(f"worker {worker.number} failed", code or 1, ending=worker)
+
+    def _find_way_after_loss(self) -> WayBack | None:
+        death = self._last_death
+        if death is None or self._history.kept is None:
+            return None
+        return self._find_way(
+            f"{self._crew.describe(death.worker)} was lost at step {death.work.step}, which cannot be done again"
+        )
+
+    def _find_way(self, why: str, agreed_step: int | None = None) -> WayBack:
+        """Not gone without respawn: whoever leaves that out starts runs again himself."""
+        kept = self._history.kept
+        assert kept is not None
+        is_wanted = kept.resumes and self._plan.respawn and not self._shutdown.termination.is_wished
+        return WayBack(why, kept.directory, is_wanted, agreed_step)
+
+    # One that has come back, and does not fit to the others; see `comebacks.py`.
+
+    def _stumbles(self, worker: Worker, told: dict[str, Any]) -> bool:
+        workers, board = self._crew.workers.values(), self._crew.board
+        others = [w.number for w in workers if w.state in (State.RUNNING, State.LEFT) and not w.unfit]
+        work, steps = board.read_work(worker.number), board.read(worker.number).steps
+        return self._members.comebacks.stumbles(worker.number, str(told.get("error", "")), work, steps, others)
+
+    def on_differing(self, message: dict[str, Any]) -> None:
+        """Workers have found that some who came back do otherwise than they, and wait for their end."""
+        if self._shutdown.has_begun or int(message["generation"]) != self._members.membership.generation:
+            return  # somebody was lost since: they will find it again
+        for worker in [self._crew.workers[int(number)] for number in message["workers"]]:
+            if not worker.unfit and worker.state in (State.RUNNING, State.LEFT):
+                self._crew.note(worker.number, f"duoka: {message['listing']}\n")
+                self._take_out(worker, str(message["what"]))
+
+    def _take_out(self, worker: Worker, what: str) -> None:
+        if worker.unfit:
+            return
+        worker.unfit = what
+        if worker.state is not State.RUNNING:
+            self.on_unfit_gone(worker)
+            return
+        try:
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def on_unfit_gone(self, worker: Worker) -> None:
+        worker.state = State.LOST
+        self._outcome.results.pop(worker.number, None)
+        if not self._shutdown.has_begun:
+            self._last_death = self._look_at_death(worker, signal.SIGKILL)
+            text = f"{self._crew.describe(worker.number)} had come back, and {worker.unfit}; it is not started again"
+            self._go_on_without(worker, text, signal.SIGKILL)
+
+
+def tell_error(failure: dict[str, Any]) -> str:
+    """An error in one line: the last one of its traceback that begins with its name.
+
+    >>> tell_error({"error": "TypeError", "traceback": "Traceback:\\n  File x\\nTypeError: no number\\n"})
+    'TypeError (no number)'
+    """
+    name = str(failure["error"])
+    found = [line for line in str(failure["traceback"]).splitlines() if line.split(":")[0].split(".")[-1] == name]
+    text = found[-1].partition(": ")[2].rstrip(".")[:200] if found else ""
+    return f"{name} ({text})" if text else name

@@ -1,0 +1,106 @@
+"""Who belongs to a run, generation by generation: the survivors of a loss agree, and newcomers are let in.
+
+After a loss every survivor reports how far it is. When all have, they are told where the furthest is, and go on from
+there. The supervisor alone numbers generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from duoka.runtime.comebacks import Comebacks
+from duoka.runtime.crew import Crew, Worker
+from duoka.runtime.decisions import Standing, State, Vote
+from duoka.runtime.output import Fold
+from duoka.runtime.plan import Plan
+from duoka.runtime.respawn import Respawn
+from duoka.topology.membership import Membership
+
+
+class Members:
+    def __init__(
+        self, plan: Plan, crew: Crew, fold: Fold, say: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._crew, self._fold = crew, fold
+        self._membership = Membership(0, tuple(range(plan.num_workers)))
+        self._vote: Vote | None = None
+        self.respawn = Respawn(self, say, clock, is_wanted=plan.respawn, deadline_s=plan.deadline_s)
+
+    @property
+    def membership(self) -> Membership:
+        return self._membership
+
+    @property
+    def comebacks(self) -> Comebacks:
+        return self.respawn.comebacks
+
+    # After a loss.
+
+    def regroup(self) -> None:
+        """Tell the survivors that somebody was lost: they stop what they do, and report."""
+        lost = {w.number for w in self._crew.workers.values() if w.state is not State.RUNNING}
+        self._membership = self._membership.lose(lost)
+        self._vote = Vote(self._membership)
+        self._crew.watchman.start_over()
+        self._tell_lost()
+        self._move_main()
+
+    def vote_again(self, worker: Worker) -> None:
+        """Somebody finished while the others were deciding: do it without that one."""
+        if self._vote is not None and worker.number in self._membership.workers and self._crew.list_running():
+            self._membership = self._membership.lose({worker.number})
+            self._vote = Vote(self._membership)
+            self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        for worker in self._crew.list_running():
+            self._crew.tell(worker.number, {"kind": "lost", "generation": self._membership.generation})
+
+    def hear_report(self, number: int, generation: int, standing: Standing) -> None:
+        if self._vote is not None:
+            self._vote.report(number, generation, standing)
+            self._decide(self._vote)
+
+    def _decide(self, vote: Vote) -> None:
+        left = [w.standing for w in self._crew.workers.values() if w.state is State.LEFT]
+        furthest = vote.outcome(left)
+        if furthest is not None:
+            members = vote.membership
+            decided = {"kind": "decided", "generation": members.generation, "workers": members.workers}
+            for worker in self._crew.list_running():
+                worker.link.send(decided | asdict(furthest))
+            self._vote = None
+            self.respawn.fill()  # not before: the survivors come first
+
+    def list_awaited(self) -> set[int]:
+        """Those that the others wait for without knowing it: their reports, or that they come to a border."""
+        if self._vote is not None:
+            return set(self._vote.membership.workers) - set(self._vote.reports)
+        return self.respawn.list_awaited()
+
+    def _move_main(self) -> None:
+        self._fold.move_main(self.comebacks.by_age(worker.number for worker in self._crew.list_running())[0])
+
+    # What `Respawn` asks for.
+
+    def start_newcomer(self, number: int) -> Worker:
+        return self._crew.begin_newcomer(number, self._membership)
+
+    def tell_member(self, number: int, message: dict[str, Any]) -> None:
+        self._crew.tell(number, message)
+
+    def tell_newcomer(self, newcomer: Worker, message: dict[str, Any]) -> None:
+        newcomer.link.send(message)
+
+    def admit(self, newcomer: Worker, membership: Membership) -> None:
+        for worker in self._crew.list_alive():
+            # What was printed before belongs to the old main worker, and to a newcomer's log.
+            self._crew.read_outputs(worker)
+        newcomer.state = State.RUNNING
+        self._membership = membership
+        self._move_main()
+
+    def describe(self, number: int) -> str:
+        return self._crew.describe(number)
