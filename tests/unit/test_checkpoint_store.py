@@ -655,6 +655,20 @@ def until(is_so) -> None:
         time.sleep(0.005)
 
 
+def test_two_states_that_are_given_at_once_are_both_written(store, monkeypatch):
+    """Before the thread that writes has begun."""
+    begin, begun = threading.Thread.start, []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: begun.append(thread))
+    writer = BackgroundWriter(store, CODECS)
+    receipts = [submit(writer, 1), submit(writer, 2)]
+    monkeypatch.undo()
+    for thread in begun:
+        begin(thread)
+    writer.close(10)
+    assert [receipt.is_saved for receipt in receipts] == [True, True]
+    assert store.names() == ["step-00000001", "step-00000002"]
+
+
 def test_what_is_written_is_the_state_of_the_moment_it_was_given(writer, disk):
     disk.go.clear()
     state, facts = state_of(3), facts_of(3)

@@ -140,11 +140,29 @@ def test_a_save_that_failed_is_an_error_is_not_counted_and_is_tried_again(sessio
     assert Store(tmp_path).names() == []
     disk.is_full = False
     checkpoints.save()
-    checkpoints.save()
     assert Store(tmp_path).names() == ["step-00000005"]
     for function in session.exits:
         function()
     assert "1 checkpoint in" in session.said[-1] and session.said[-1].endswith("; 3 more could NOT be saved")
+
+
+def test_a_save_that_is_asked_for_has_what_the_script_changed_since_the_step_was_saved(session, tmp_path):
+    training, tracker = Training(), Tracker()
+    with begin(session, tmp_path, training, every=100, tracker=tracker) as checkpoints:
+        walk(checkpoints, training, 3)
+        checkpoints.at_end(training)
+        tracker.best = 1.0
+        checkpoints.save()
+        assert _saved_best(session, tmp_path) == 1.0
+        tracker.best = 2.0
+    assert _saved_best(session, tmp_path) == 2.0
+    assert Store(tmp_path).names() == ["step-00000003", "step-00000003-2", "step-00000003-3"]
+
+
+def _saved_best(session: SimpleNamespace, directory) -> float:
+    found = Store(directory).newest(session.list_codecs())
+    assert found is not None
+    return found.state["also"]["tracker"]["best"]
 
 
 @pytest.mark.parametrize("is_full", [True, False])

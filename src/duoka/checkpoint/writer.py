@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class BackgroundWriter:
         self._exit_deadline_s, self._pid = exit_deadline_s, os.getpid()
         self._changed = threading.Condition()
         self._free = [Room(), Room()]
-        self._waiting: _Job | None = None
+        self._waiting: deque[_Job] = deque()
         self._writing: _Job | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -83,7 +84,7 @@ class BackgroundWriter:
             self._give_back(room)
             raise
         with self._changed:
-            self._waiting = job
+            self._waiting.append(job)
             self._start()
             self._changed.notify_all()
         receipt.stall_s = self._clock() - begin
@@ -104,8 +105,7 @@ class BackgroundWriter:
             return
         with self._changed:
             if not self._changed.wait_for(self._is_idle, deadline_s):
-                job = self._writing or self._waiting
-                assert job is not None
+                job = self._writing or self._waiting[0]
                 raise DeadlineExceeded(
                     f"The checkpoint of step {job.snapshot.step} is not on the disk after {deadline_s:g} s.",
                     why=f"{self.store.directory} takes long to write {job.snapshot.nbytes / 1e6:,.0f} MB.",
@@ -127,10 +127,10 @@ class BackgroundWriter:
         """Memory that nobody needs, or that of a state that a newer one replaces."""
         with self._changed:
             # Only memory that is just being reserved can be waited for here, not the disk.
-            self._changed.wait_for(lambda: self._free or self._waiting is not None, self._exit_deadline_s)
+            self._changed.wait_for(lambda: self._free or self._waiting, self._exit_deadline_s)
             if self._free:
                 return self._free.pop()
-            job, self._waiting = self._waiting, None
+            job = self._waiting.pop() if self._waiting else None
         if job is None:
             raise DeadlineExceeded(f"Memory for the checkpoint of step {step} was not made in time.")
         job.receipt.failure = CheckpointError(
@@ -164,11 +164,10 @@ class BackgroundWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
-                if self._waiting is None:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
                     return
-                job, self._waiting = self._waiting, None
-                self._writing = job
+                job = self._writing = self._waiting.popleft()
             try:
                 self._write(job)
             finally:
@@ -200,7 +199,7 @@ class BackgroundWriter:
             self.store.say(line)
 
     def _is_idle(self) -> bool:
-        return self._waiting is None and self._writing is None
+        return not self._waiting and self._writing is None
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -145,7 +145,8 @@ class Checkpoints:
     def save(self) -> None:
         """Save now: outside of loops, on all workers alike. It is on the disk when this returns, on each of them.
 
-        When it cannot be written, all of them raise the same CheckpointError.
+        Also where this step was saved before: the script may have changed something since. When it cannot be written,
+        all of them raise the same CheckpointError.
         """
         self._save_together(must_succeed=True)
 
@@ -155,24 +156,26 @@ class Checkpoints:
         turn = Turn(self._session.collective, "a checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
-                failure = self._save_now(self._training)
+                self.wait()  # else it would take the place of one that is not written yet
+                self._submit(self._training)
+                failure = self._wait_for_last()
                 if failure is not None and must_succeed:
                     raise failure
 
-    def _save_now(self, training: Restorable) -> CheckpointError | None:
-        """Save, and wait for the disk. Gives what went wrong, which has been said."""
-        self._save(training)
-        self.wait()
-        return self._failure
-
     def _save(self, training: Restorable) -> None:
         """Unless this very state is on the disk, or on its way there."""
-        here = training.step, training.batch
-        if here == self._saved and self._failure is None:
-            return
+        if (training.step, training.batch) != self._saved or self._failure is not None:
+            self._submit(training)
+
+    def _submit(self, training: Restorable) -> None:
         state = self._collect(training)
         self._receipts.append(self._writing().submit(training.step, self._facts(state["run"]), state))
-        self._saved = here
+        self._saved = training.step, training.batch
+
+    def _wait_for_last(self) -> CheckpointError | None:
+        """Gives what went wrong with it, which has been said."""
+        self.wait()
+        return self._failure
 
     @property
     def _failure(self) -> CheckpointError | None:
@@ -204,7 +207,8 @@ class Checkpoints:
         turn = Turn(self._session.collective, "the last checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
-                failure = self._save_now(training)
+                self._save(training)
+                failure = self._wait_for_last()
                 how = "is saved" if failure is None else "is NOT saved"
                 self._session.say(f"SIGTERM: step {training.step} {how} in {self._store.directory}")
         raise SystemExit(TERMINATED)
