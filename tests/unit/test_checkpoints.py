@@ -96,7 +96,8 @@ class OtherTracker(Tracker):
 def begin(
     session: SimpleNamespace, directory, training: Training, every: int, disk: Disk | None = None, **also
 ) -> Checkpoints:
-    checkpoints = Checkpoints(session, store_in(session, directory, disk), Rhythm(every), also, {}, lambda: True)
+    session.borders.also = also
+    checkpoints = Checkpoints(session, store_in(session, directory, disk), Rhythm(every), {}, lambda: True)
     checkpoints.find()
     checkpoints.begin(training)
     return checkpoints

@@ -295,6 +295,7 @@ class Respawn:
         self._say(
             f"{self._host.describe(newcomer.number)} has joined at step {round.step};"
             f" {count} workers go on (generation {membership.generation})."
+            " Of the script's own variables it has those that are named in strategy.also."
         )
         for other in self._rounds.values():
             other.at_border.clear()

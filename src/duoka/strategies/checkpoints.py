@@ -32,15 +32,13 @@ class Checkpoints:
         session: Session,
         store: Store,
         rhythm: Rhythm,
-        also: Mapping[str, Any],
         flags: Mapping[str, Any],
         is_main: Callable[[], bool],
     ) -> None:
         self._session, self._store, self._rhythm = session, store, rhythm
         self._training: Restorable | None = None  # what is saved, once it is known
         self._found: tuple[Found, float] | None = None  # to go on from, and since when it was looked for
-        self._also, self._flags, self._is_main = dict(also), dict(flags), is_main
-        session.borders.also.update(also)
+        self._also, self._flags, self._is_main = session.borders.also, dict(flags), is_main
         self._stop_sign = StopSign(session.collective, is_main, session.listen_for_termination())
         self._writer: BackgroundWriter | None = None
         self._receipts: list[Receipt] = []

@@ -36,8 +36,8 @@ class Saving:
         Call it once: in PyTorch after `prepare`, else anywhere before training. It looks for the newest verified
         checkpoint, and puts the run back to it, at once or when training begins: the next batch is the exact next one,
         and the bits are those of a run that never stopped, on any number of workers. Without one the run begins.
-        `resume=False` begins a new run and moves older checkpoints aside. `also` names
-        objects of your own with `state_dict` and `load_state_dict`. On SIGTERM the step is finished and saved.
+        `resume=False` begins a new run and moves older checkpoints aside. `also` names objects of your own, as the
+        method of this name does. On SIGTERM the step is finished and saved.
 
         >>> strategy.checkpoint("checkpoints", every_steps=500)  # doctest: +SKIP
         >>> for epoch in strategy.epochs(10):  # doctest: +SKIP
@@ -45,20 +45,33 @@ class Saving:
         """
         if self._checkpoints is not None:
             raise CheckpointError("This run has a directory of checkpoints already.", do="call checkpoint once.")
-        if strange := [name for name, thing in (also or {}).items() if not hasattr(thing, "load_state_dict")]:
-            raise CheckpointError(
-                f"{strange[0]!r} cannot be saved along.", why="it has no state_dict and load_state_dict."
-            )
+        self.also(**(also or {}))
         rhythm = Rhythm(every_steps, every_s)
         store = Store(directory, keep, self._session.say)
         flags = {"exact": self._options.exact, "sync_batchnorm": self._options.sync_batchnorm}
-        checkpoints = Checkpoints(self._session, store, rhythm, also or {}, flags, lambda: self.is_main)
+        checkpoints = Checkpoints(self._session, store, rhythm, flags, lambda: self.is_main)
         checkpoints.find() if resume else checkpoints.set_aside()
         if self._adapter is not None and self._adapter.is_known_when_prepared:
             checkpoints.begin(self._adapter)
         self._session.borders.add(start=checkpoints.at_start, border=checkpoints.at_border, end=checkpoints.at_end)
         self._checkpoints = checkpoints
         return checkpoints
+
+    def also(self, **objects: Any) -> None:
+        """Name objects of your own whose state belongs to the run: they have `state_dict` and `load_state_dict`.
+
+        A worker that comes back is given their state by another one, and checkpoints have it. Call it before training.
+
+        >>> strategy.also(teacher=averaged_model, annealing=schedule)  # doctest: +SKIP
+        """
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise CheckpointError(
+                    f"{name!r} cannot be saved along.",
+                    why=f"a {type(thing).__name__} has no state_dict and load_state_dict.",
+                    do="put it into an object that has them.",
+                )
+        self._session.borders.also.update(objects)
 
     @property
     def is_main(self) -> bool:

@@ -294,7 +294,13 @@ def _compare_groups(number: int, optimizer: Any, saved: dict[str, Any]) -> None:
     have = [len(group["params"]) for group in optimizer.param_groups]
     had = [len(group["params"]) for group in saved["param_groups"]]
     if have != had:
-        raise _other_run(f"optimizer {number} has groups of {have} parameters here, and of {had} in the saved one")
+        raise CheckpointError(
+            "The saved state is of another optimizer.",
+            why=f"optimizer {number} has groups of {have} parameters here, and of {had} in the saved run.",
+            do="give it the same groups before the loop; one that the script adds later (add_param_group) is to be"
+            " there from the start, with lr=0 or requires_grad_(False) until it trains; or begin a new run in another"
+            " directory.",
+        )
 
 
 def _other_run(why: str, do: str = "use the model of that run, or begin a new run in another directory.") -> Any:
