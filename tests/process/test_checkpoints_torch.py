@@ -69,7 +69,7 @@ def newest(directory: Path) -> Path:
 
 
 def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_path):
-    calm = hash_of(start(tmp_path, workers=2).finish(60, LEAVES))
+    calm_run = start(tmp_path / "calm", workers=2)
     given = {"directory": "../saved", "seconds": 0.1}
 
     run = start(tmp_path, workers=2, **given)  # all workers are killed
@@ -100,6 +100,7 @@ def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_pa
     state.write_bytes(data)
 
     ended = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)
+    calm = hash_of(calm_run.finish(60, LEAVES))
     assert hash_of(ended) == calm
     assert "This checkpoint is skipped" in ended.err and state.exists()
     again = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)  # a finished run trains no more

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.process.at_once import at_once
 from tests.process.scripts import DUOKA_RUN, PYTHON, Run
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
@@ -42,7 +44,9 @@ def numbers_after(word: str, text: str) -> list[float]:
 
 
 def test_digits_on_one_and_two_workers_end_with_equal_weights(tmp_path):
-    first, second = (run(tmp_path, on_workers(n, 4), "digits/after.py", "--epochs", "1") for n in (1, 2))
+    first, second = at_once(
+        *(partial(run, tmp_path / str(n), on_workers(n, 4), "digits/after.py", "--epochs", "1") for n in (1, 2))
+    )
     assert re.fullmatch(r"loss [\d.]+  accuracy [\d.]+%  weights [0-9a-f]{64}\n", first)
     assert first == second
 

@@ -259,6 +259,7 @@ def lives_of(directory: Path) -> list[int]:
     return [path.stat().st_size for path in sorted(directory.glob("lives-*"))]
 
 
+@pytest.mark.slow
 def test_a_run_goes_back_three_times_and_then_ends_with_the_loss(tmp_path):
     ended = run_plain(tmp_path / "three", resume=True, deaths=3)
     assert ended.code == 0 and lives_of(tmp_path / "three") == [4, 4], ended.err

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.process.at_once import at_once
 from tests.process.results import read_result
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -82,7 +83,11 @@ def run(backend: str, num_workers: int, num_replicas: int, names: tuple[str, ...
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bits_and_history_do_not_depend_on_the_number_of_workers_even_when_one_is_killed(backend):
     """Two workers at first, one from the middle of the scenario with a death on."""
-    compare_bits(run(backend, 1, 4, SOME[backend], "--plain")[0], run(backend, 2, 4, SOME[backend], "--struck")[0])
+    names = SOME[backend]
+    (one, _), (two, _) = at_once(
+        lambda: run(backend, 1, 4, names, "--plain"), lambda: run(backend, 2, 4, names, "--struck")
+    )
+    compare_bits(one, two)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -67,6 +67,7 @@ model.fit(batches(), verbose=0)
     assert "the end of epoch 0" in ended.err
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_fit_on_all_workers(tmp_path):
     source = """
 print("READY", flush=True)

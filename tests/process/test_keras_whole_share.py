@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.process.at_once import at_once
 from tests.process.results import read_result
 
 pytestmark = [pytest.mark.timeout(400)]
@@ -72,7 +73,7 @@ def run(backend: str, num_workers: int, num_replicas: int, *names: str) -> dict:
 
 
 def check_against_plain(backend: str, num_workers: int, num_replicas: int, *names: str) -> None:
-    plain, ours = run(backend, 0, 0, *names), run(backend, num_workers, num_replicas, *names)
+    plain, ours = at_once(lambda: run(backend, 0, 0, *names), lambda: run(backend, num_workers, num_replicas, *names))
     assert MODE in launch(backend, num_workers, num_replicas, *names).stderr
     for name in plain.keys() & NUMBERS.keys():
         for part in ("weights", "history"):

@@ -119,7 +119,8 @@ def test_fit_logs_one_table_of_variables_and_operations(tensorflow):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_loop_that_runs_once_in_a_graph_is_shown_at_the_end_and_counted(tmp_path, num_devices):
     (tmp_path / "once.py").write_text(ONCE.format(num_devices=num_devices))
     done = run(tmp_path, "once.py")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.process.at_once import at_once
 from tests.process.results import read_result
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -69,7 +70,8 @@ def run(num_workers: int, num_replicas: int, *words: str) -> tuple[dict, str]:
 
 
 def test_bits_do_not_depend_on_the_number_of_workers_even_when_one_is_killed():
-    compare_bits(run(1, 4, *SOME, "--plain")[0], run(2, 4, *SOME, "--struck")[0])
+    (one, _), (two, _) = at_once(lambda: run(1, 4, *SOME, "--plain"), lambda: run(2, 4, *SOME, "--struck"))
+    compare_bits(one, two)
 
 
 @pytest.mark.slow

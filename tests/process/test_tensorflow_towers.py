@@ -116,6 +116,7 @@ def blocks_of(section: str) -> str:
     return "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
+@pytest.mark.slow
 def test_the_block_of_the_documentation_runs_as_printed(tmp_path):
     script = tmp_path / "block.py"
     script.write_text(blocks_of("Towers") + "\nprint(len(devices), float(tf.norm(weights)) > 0)\n")

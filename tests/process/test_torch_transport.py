@@ -150,6 +150,7 @@ def test_a_worker_that_fails_in_its_own_code_ends_the_run_at_once(tmp_path):
     assert ended.seconds < 30
 
 
+@pytest.mark.slow
 def test_loader_workers_that_outlive_their_dead_parent_hold_nobody_up(tmp_path):
     """They have copies of its sockets, so no connection is closed: the supervisor's word must do."""
     script = f"""

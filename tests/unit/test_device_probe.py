@@ -323,6 +323,7 @@ def test_pytorch_is_asked_once_it_is_imported():
     assert ask_extra_devices("import torch") == "['torch']"
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_tensorflow_is_asked_without_starting_its_runtime():
     # Splitting a device is refused once the runtime has started, so that it works shows that it has not.
