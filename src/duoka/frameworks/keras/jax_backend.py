@@ -28,6 +28,7 @@ class JaxBackend(Backend):
         self._state: State = ([], [], [], [])
         self._starts: list[Array] = []
         self._seeds_at: list[int] = []
+        self._num_placed = -1  # variables among which they were found
         self._moving_at: list[int] = []
         self._others_at: list[int] = []
         self._logs = Logs(model, tell)
@@ -44,10 +45,16 @@ class JaxBackend(Backend):
         if not self.is_training:  # `evaluate` leaves the optimizer out
             state = (state[0], state[1], [], state[2])
         self._state = state
-        positions = {id(variable): position for position, variable in enumerate(self.model.non_trainable_variables)}
+        if len(state[1]) != self._num_placed:  # to walk through a model takes 0.2 ms
+            self._place_seeds()
+        self._starts = [np.asarray(state[1][position]) for position in self._seeds_at]
+
+    def _place_seeds(self) -> None:
+        variables = self.model.non_trainable_variables
+        positions = {id(variable): position for position, variable in enumerate(variables)}
         self.seeds = [seed for seed in seed_variables(self.model) if id(seed) in positions]
         self._seeds_at = [positions[id(seed)] for seed in self.seeds]
-        self._starts = [np.asarray(state[1][position]) for position in self._seeds_at]
+        self._num_placed = len(variables)
 
     @property
     def state(self) -> Any:
