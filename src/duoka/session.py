@@ -25,6 +25,7 @@ from duoka.devices.device import Device
 from duoka.devices.memory_limit import limit_memory
 from duoka.events import listen
 from duoka.frameworks.handing import give, take
+from duoka.frameworks.outsiders import watch_outsiders
 from duoka.frameworks.starting import start_imported_frameworks
 from duoka.here import place_softly
 from duoka.monitor.journal import FILE_NAME, Journal
@@ -40,6 +41,7 @@ from duoka.planning import (
 from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
+from duoka.runtime.import_hook import after_import
 from duoka.runtime.plan import Plan
 from duoka.runtime.run import become_supervisor, say
 from duoka.runtime.worker import Attachment, attachment
@@ -125,6 +127,7 @@ def _join(attached: Attachment) -> WorkerSession:
         if identity.run_directory:
             _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])
+        watch_outsiders(collective, after_import)
     return _sessions[os.getpid()]
 
 

@@ -322,10 +322,9 @@ def once(strategy):
 
 @scenario
 def outsiders(strategy):
-    """A model that belongs to no run is named in one line, and Keras is as it was afterwards."""
+    """Keras is as it was, after `main` has trained a model that belongs to no run."""
     x, y = numbers()
-    for _ in range(2):
-        make().fit(x, y, batch_size=10, verbose=0)
+    make().fit(x, y, batch_size=10, verbose=0)
     return {"is_watched": hasattr(keras.Model.make_train_function, "__wrapped__")}
 
 
@@ -374,6 +373,7 @@ if keras.backend.backend() == "tensorflow":
 def main() -> None:
     version, keras.__version__ = keras.__version__, "3.99.0"
     strategy = duoka.Mirrored(devices=2)
+    make().fit(*numbers(), batch_size=10, verbose=0)  # before there was a scope
     strategy.prepare(make())
     keras.__version__ = version
     facts = {}

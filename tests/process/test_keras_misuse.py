@@ -30,6 +30,23 @@ with strategy.scope():
 """
 
 
+def test_a_model_trained_without_a_scope_is_named_in_one_line_also_when_keras_is_imported_later(tmp_path):
+    source = """
+import duoka
+
+strategy = duoka.Mirrored(devices=2)
+import keras, numpy as np
+
+for _ in range(2):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)], name="mine")
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32"))
+"""
+    ended = start(tmp_path, source, env=ENVIRON).finish(90, LEAVES)
+    assert ended.code == 0, ended.err[-2000:]
+    assert ended.err.count("mine is not part of the strategy, and every worker trains all of it") == 1
+
+
 @pytest.mark.slow
 def test_an_exception_in_the_callback_of_one_worker_stops_all_with_its_traceback(tmp_path):
     source = """

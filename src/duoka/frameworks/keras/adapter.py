@@ -22,7 +22,6 @@ from duoka.frameworks.keras.capture import FRAMEWORK
 from duoka.frameworks.keras.compiler_choice import watch_choice
 from duoka.frameworks.keras.kept import Kept
 from duoka.frameworks.keras.newcomers import Newcomers
-from duoka.frameworks.keras.outsiders import watch_outsiders
 from duoka.frameworks.keras.refusals import (
     refuse_fit_without_callbacks,
     refuse_other_distributions,
@@ -84,8 +83,6 @@ class KerasAdapter:
         )
         self._plain: list[weakref.ref[Any]] = []  # models with one replica
         self.options.borders.when_state_is_wanted(self._attach_plain)
-        if len(collective.workers) > 1:
-            watch_outsiders(self.tell_once)
 
     def _is_main(self) -> bool:
         return self._collective.worker == self._collective.main
