@@ -42,6 +42,13 @@ class Counter(keras.callbacks.Callback):
         time.sleep(given.get("seconds", 0))
 
 
+class Parts(keras.metrics.MeanAbsoluteError):
+    """Tells an array, as F1Score does for several classes."""
+
+    def result(self):
+        return keras.ops.stack([self.total, self.count])
+
+
 class Rows(keras.utils.PyDataset):
     """Shuffles itself with a generator of its own."""
 
@@ -69,7 +76,8 @@ def make(width: int) -> keras.Model:
     optimizer = keras.optimizers.Adam(rate, beta_1=beta, **averages)
     if given.get("optimizer"):
         optimizer = getattr(keras.optimizers, given["optimizer"])(rate, **averages)
-    model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=given.get("steps_per_execution", 1))
+    metrics = ["mae", Parts(name="parts")]
+    model.compile(optimizer, "mse", metrics=metrics, steps_per_execution=given.get("steps_per_execution", 1))
     return model
 
 
@@ -109,7 +117,7 @@ def train_on_batches(model, x, y) -> None:
     losses = []
     for number in range(24):
         rows = np.random.randint(0, len(x), 8)
-        losses.append(float(np.ravel(model.train_on_batch(x[rows], y[rows]))[0]))
+        losses.append(float(model.train_on_batch(x[rows], y[rows])[0]))
         strategy.print(f"did batch {number}", flush=True)
         time.sleep(given.get("seconds", 0))
     strategy.print("losses", json.dumps(losses[-3:]))
@@ -148,9 +156,10 @@ def main() -> None:
     digest = hashlib.sha256()
     for variable in (*model.variables, *model.optimizer.variables):
         digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
-    digest.update(json.dumps(seen).encode())
+    told = json.dumps(seen, default=np.ndarray.tolist)
+    digest.update(told.encode())
     if given.get("verbose"):
-        strategy.print("seen", json.dumps(seen))
+        strategy.print("seen", told)
     strategy.print("hash", digest.hexdigest(), strategy.step, seen[-2][:2], flush=True)
 
 

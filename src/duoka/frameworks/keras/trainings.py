@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from duoka.errors import CheckpointError
 from duoka.frameworks.keras.approach import Approach
@@ -91,7 +92,7 @@ class Trainings:
             | {"over": self._over, "fit": fit, "end": self._end_state, "results": self._results}
             | {"is_border": self._under_way is not None},
             "digest": None if self._under_way is None or self._batch is None else digest(self._batch),
-            "logs": keras.tree.map_structure(float, self._logs),
+            "logs": keras.tree.map_structure(_plain, self._logs),
             "models": self.models.capture(model, state),
             "generators": capture_generators(),
         }
@@ -408,5 +409,11 @@ class Trainings:
             return self._saved["trainings"]["results"][key]
         result = run()
         if self._saved is None and self._borders.is_state_wanted:
-            self._results[key] = keras.tree.map_structure(float, result)
+            self._results[key] = keras.tree.map_structure(_plain, result)
         return result
+
+
+def _plain(value: Any) -> Any:
+    """What a metric tells, as a checkpoint can hold it: a number, or the array that some tell (F1Score)."""
+    array = np.array(keras.ops.convert_to_numpy(value))
+    return array if array.ndim else float(array)
