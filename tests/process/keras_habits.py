@@ -29,7 +29,12 @@ from keras_misuse import misuse
 from keras_on_tensorflow import draws_of_tensorflow, functions_of_the_old_kind, who_compiles_the_update
 from keras_own_losses import own_losses
 from keras_pieces import SCENARIOS, scenario
-from keras_unseen import drifting, steps_behind_the_back, threads_beside_a_step
+from keras_unseen import (
+    drifting,
+    optimizers_with_an_apply_of_ones_own,
+    steps_behind_the_back,
+    threads_beside_a_step,
+)
 
 import duoka
 
@@ -362,7 +367,15 @@ def scopes(strategy):
     return {"digests": digests, "plain": plain, "steps": strategy.step - start, "unbuilt": digest(unbuilt)}
 
 
-for function in (data, misuse, threads_beside_a_step, drifting, steps_behind_the_back, own_losses):
+for function in (
+    data,
+    misuse,
+    threads_beside_a_step,
+    drifting,
+    steps_behind_the_back,
+    optimizers_with_an_apply_of_ones_own,
+    own_losses,
+):
     scenario(function)
 if keras.backend.backend() == "tensorflow":
     scenario(draws_of_tensorflow)

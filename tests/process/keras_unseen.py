@@ -310,3 +310,33 @@ def steps_behind_the_back(strategy):
                 each.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
             found[f"{kind.__name__} {is_eager}"] = [distance(model, plain, with_state=True), digest(model)]
     return found
+
+
+# An optimizer whose `apply` is the user's own, on the object.
+
+
+def press(optimizer):
+    """Gradients, which has to be done with those of all rows."""
+    own = optimizer.apply
+
+    def apply(grads, trainable_variables=None):
+        return own([keras.ops.tanh(3 * gradient) for gradient in grads], trainable_variables)
+
+    optimizer.apply = apply
+    return apply
+
+
+def optimizers_with_an_apply_of_ones_own(strategy):
+    """How far each is from one device, whether the function is still there, and the digest. In both modes."""
+    x, y = numbers()
+    found = {}
+    for kind in (keras.Sequential, DecayBefore if BACKEND == "jax" else RawDecay):
+        plain, model = (small(kind) for _ in range(2))
+        strategy.prepare(model)
+        for each in (plain, model):
+            each.optimizer.build(each.trainable_variables)
+            apply = press(each.optimizer)
+            each.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
+        is_kept = vars(model.optimizer).get("apply") is apply
+        found[kind.__name__] = [distance(model, plain), is_kept, digest(model)]
+    return found

@@ -256,6 +256,13 @@ def test_steps_that_write_behind_the_back_of_keras_train_to_the_numbers_of_one_d
         assert distance <= 1e-5, name
 
 
+def test_an_apply_that_the_user_has_put_on_the_optimizer_gets_the_gradients_of_all_rows_and_stays(habits):
+    main, other = habits.of("optimizers_with_an_apply_of_ones_own")
+    assert main == other and len(main) == 2
+    for name, (distance, is_kept, _) in main.items():
+        assert distance <= 1e-5 and is_kept, name
+
+
 def test_losses_of_ones_own_have_the_numbers_of_one_device_or_are_named(habits):
     main, other = habits.of("own_losses")
     assert main == other

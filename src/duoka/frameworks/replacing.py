@@ -29,6 +29,20 @@ def replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
                 setattr(owner, name, old)
 
 
+@contextmanager
+def shadowing(thing: Any, shadows: dict[str, Any]) -> Iterator[None]:
+    """Attributes of one object, and not of its class. Afterwards it has those of its own that it had before."""
+    attributes = vars(thing)
+    former = {name: attributes[name] for name in shadows if name in attributes}
+    attributes.update(shadows)
+    try:
+        yield
+    finally:
+        for name in shadows:
+            attributes.pop(name, None)
+        attributes.update(former)
+
+
 def for_this_thread(new: Callable[..., Any], former: Callable[..., Any]) -> Callable[..., Any]:
     """Another thread goes on with the former function: one that reads data may compute while a step is watched."""
     thread = get_ident()

@@ -9,6 +9,7 @@ from jax.extend.core import Primitive
 from keras import Model
 
 from duoka.frameworks.keras.recorder import NeedsWholeShares
+from duoka.frameworks.replacing import shadowing
 
 _trained = Primitive("duoka_trained")  # stands for the optimizer
 _trained.multiple_results = True
@@ -20,12 +21,8 @@ def check(model: Any, state: Any, batch: Any) -> None:
     uses what the optimizer gives, beyond handing it on."""
     if type(model).train_step is Model.train_step:
         return
-    shadowed = model.optimizer.__dict__
-    shadowed["stateless_apply"] = _apply
-    try:
+    with shadowing(model.optimizer, {"stateless_apply": _apply}):
         closed, shape = jax.make_jaxpr(model.train_step, return_shape=True)(state, batch)
-    finally:
-        shadowed.pop("stateless_apply", None)
     calls = [equation for equation in closed.jaxpr.eqns if equation.primitive is _trained]
     if len(calls) > 1:
         raise NeedsWholeShares("it applies gradients more than once")

@@ -10,7 +10,9 @@ from keras import layers
 
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
+from duoka.frameworks.keras.given import list_optimizers
 from duoka.frameworks.keras.refusals import refuse_own_optimizers
+from duoka.frameworks.replacing import shadowing
 from duoka.frameworks.switching import switching
 
 
@@ -20,7 +22,10 @@ class NeedsWholeShares(BaseException):
 
 
 class Recorder:
-    """Use it around runs, or tracings, of a `train_step` or `test_step`. Nothing of it stays on the optimizer."""
+    """Use it around runs, or tracings, of a `train_step` or `test_step`. Nothing of it stays on the optimizer.
+
+    An `apply` that the user has put on the optimizer itself is held back with the rest: it gets the gradients of all.
+    """
 
     def __init__(self, model: Any, *, is_training: bool, find_place: Callable[[], int] | None = None) -> None:
         """`find_place` tells where a graph is that is being traced."""
@@ -41,19 +46,14 @@ class Recorder:
         """Once for each run: what was recorded before is forgotten."""
         self._forget()
         shadow = {"apply": self._apply, "stateless_apply": self._stateless_apply}
-        attributes = self._model.optimizer.__dict__ if self._is_training else {}
-        attributes.update(shadow)
-        others = Applying(self._refuse_others)
-        try:
-            with (
-                watching_assignments(self._see),
-                others.watching() if self._is_training else nullcontext(),
-                _finding_synchronised_layers(),
-            ):
-                yield
-        finally:
-            for name in shadow:
-                attributes.pop(name, None)
+        others = Applying(self._refuse_others, list_optimizers(self._model))
+        with (
+            watching_assignments(self._see),
+            others.watching() if self._is_training else nullcontext(),
+            shadowing(self._model.optimizer, shadow) if self._is_training else nullcontext(),
+            _finding_synchronised_layers(),
+        ):
+            yield
         if self.gradients is None and self._is_training:
             refuse_own_optimizers(self._model)
 

@@ -15,6 +15,7 @@ from duoka.frameworks.exchange.wire import Wire
 from duoka.frameworks.keras.applying import Applying
 from duoka.frameworks.keras.assignments import watching_assignments
 from duoka.frameworks.keras.corrections import Corrections
+from duoka.frameworks.keras.given import list_optimizers
 from duoka.frameworks.keras.host import Host
 from duoka.frameworks.keras.learning_rate import rate_of
 from duoka.frameworks.keras.logs import Logs
@@ -69,7 +70,7 @@ class ShareBackend(ABC):
     @contextmanager
     def _exchanging(self, factor: Any) -> Iterator[None]:
         """Around one run, or one tracing, of the step."""
-        applying = Applying(self._exchange)
+        applying = Applying(self._exchange, list_optimizers(self._model))
         corrections = Corrections(self._terms, factor, self._ask_correction)
         synchronised: AbstractContextManager[None] = (
             nullcontext()

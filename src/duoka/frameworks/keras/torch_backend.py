@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_
 from duoka.frameworks.keras.terms import MOST_FACTORS, ROWS, START, Terms
 from duoka.frameworks.keras.torch_untouched import watching_writes
 from duoka.frameworks.keras.trackers import tracking
+from duoka.frameworks.replacing import shadowing
 from duoka.frameworks.torch.randomness import seeded
 
 
@@ -117,14 +118,9 @@ class TorchBackend(Backend):
 
     def count(self, rows: Any, replica: int) -> Array:
         """The forward pass is enough, where the step asks the optimizer to scale the loss, as Keras's own does."""
-        attributes = self.model.optimizer.__dict__ if self.is_training else {}
-        attributes["scale_loss"] = _stop
-        try:
+        stopping = shadowing(self.model.optimizer, {"scale_loss": _stop}) if self.is_training else nullcontext()
+        with stopping, suppress(_AllCounted):
             self.compute(rows, replica, np.ones(MOST_FACTORS, np.float32))
-        except _AllCounted:
-            pass
-        finally:
-            del attributes["scale_loss"]
         return np.array([float(count) for count in self._terms.denominators], np.float64)
 
     def _learn(self, recorder: Recorder, reported: Any) -> None:
