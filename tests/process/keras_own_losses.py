@@ -100,6 +100,14 @@ class MadeOfMetrics(keras.Sequential):
         return super().compute_metrics(x, y, y_pred, sample_weight) | {"twice": 2 * self.metrics[0].result()}
 
 
+class MeasuredLater(keras.Sequential):
+    """Has a metric that its train_step reports, and leaves alone: nothing is to be said."""
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self.later = keras.metrics.Mean(name="later")
+
+
 class Clipping(OwnLoss):
     """With the gradient of one replica: this has to be said."""
 
@@ -127,7 +135,7 @@ def own_losses(strategy):
     rows = numbers()
     found = {}
     of_tensorflow = (EachRow, AverageOfRows, Clipping) if BACKEND == "tensorflow" else ()
-    for kind in (MeanOfRows, SumByRows, AddedSum, MadeOfMetrics, OtherNames, *of_tensorflow):
+    for kind in (MeanOfRows, SumByRows, AddedSum, MadeOfMetrics, MeasuredLater, OtherNames, *of_tensorflow):
         ends = []
         for prepare in (strategy.prepare, lambda model: model):
             keras.utils.set_random_seed(7)

@@ -277,6 +277,7 @@ def test_losses_of_ones_own_have_the_numbers_of_one_device_or_are_named(habits):
         assert (distance <= 1e-5) == (name not in named), name
         assert name not in named or len([line for line in said if named[name] in line]) == 1, name
     assert len([line for line in said if "is not a mean over rows" in line]) == 2
+    assert len([line for line in said if "made of metrics by the step" in line]) == 1, "not MeasuredLater"
     assert len([line for line in said if "changes gradients" in line]) == ("Clipping" in main)
     assert ("EachRow" in main) == (habits.backend == "tensorflow")
 

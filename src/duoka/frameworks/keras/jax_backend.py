@@ -125,7 +125,12 @@ class JaxBackend(Backend):
             start[position] = jax.numpy.asarray(seed)
         recorder = Recorder(self.model, is_training=self.is_training)
         metrics = [jax.numpy.full_like(value, factors[START]) for value in metrics]
-        with recorder.watching(), self._terms.watching(factors), tracking(factors[ROWS]):
+        with (
+            recorder.watching(),
+            self._terms.watching(factors),
+            tracking(factors[ROWS]),
+            self._logs.watching(),
+        ):
             if self.is_training:
                 reported, (_, after, _, counted) = self.model.train_step((weights, start, optimizer, metrics), rows)
             else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from keras import ops
 
 from duoka.errors import MismatchError
+from duoka.frameworks.replacing import shadowing
 
 
 def metric_results(model: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -38,10 +40,32 @@ class Logs:
         self._model, self._tell = model, tell
         self.names: list[str] = []
         self.own: list[str] = []  # the names of numbers that no metric keeps
+        self._told: list[tuple[str, Any]] = []  # what metrics have told the step, with their names
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a step: what it asks a metric for, and reports as it is, is the metric's, updated or not."""
+        self._told = []
+        with ExitStack() as shadows:
+            for metric in self._model.metrics:
+                shadows.enter_context(shadowing(metric, {"result": self._listen(metric.name, metric.result)}))
+            yield
+
+    def _listen(self, name: str, own: Callable[[], Any]) -> Callable[[], Any]:
+        def result() -> Any:
+            value = own()
+            self._told.append((name, value))
+            return value
+
+        return result
 
     def learn(self, reported: Any, results: dict[str, Any], updated: set[int]) -> list[Any]:
         """Gives the numbers that no metric keeps. For `results` and `updated` see `_names_kept`."""
-        self.names, own = _split(reported, _names_kept(self._model, results, updated), self._tell)
+        kept = _names_kept(self._model, results, updated)
+        if isinstance(reported, dict):
+            kept |= {name for name, value in self._told if reported.get(name) is value}
+        self._told = []
+        self.names, own = _split(reported, kept, self._tell)
         self.own = list(own)
         return list(own.values())
 

@@ -82,6 +82,7 @@ class ShareBackend(ABC):
             self._watching_changes(applying),
             self._terms.watching(corrections),
             tracking(factor),
+            self._logs.watching(),
             synchronised,
         ):
             before = self._mark_weights()

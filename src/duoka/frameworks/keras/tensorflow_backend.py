@@ -166,6 +166,7 @@ class TensorFlowBackend(Backend):
             recorder.watching(),
             self._terms.watching(factors),
             tracking(factors[ROWS]),
+            self._logs.watching(),
             targets.watching(),
             watching_raw_variables(model, recorder, [*state, *metrics]),
         ):

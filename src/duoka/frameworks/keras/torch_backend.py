@@ -86,6 +86,7 @@ class TorchBackend(Backend):
                 recorder.watching(),
                 self._terms.watching(factors),
                 tracking(float(factors[ROWS])),
+                self._logs.watching(),
                 watching_writes(self.model, recorder) if is_first else nullcontext(),
             ):
                 before = torch.get_rng_state() if is_first else None
