@@ -130,6 +130,41 @@ def test_sync_batchnorm_is_said_not_to_be_known_to_loops(found):
     assert found["said"].count("strategy.run does not know it") == 1
 
 
+@pytest.mark.torch
+def test_keras_on_another_backend_is_named_where_a_loop_meets_it(tmp_path):
+    source = """
+        import os
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+        import keras, tensorflow as tf
+        import duoka
+
+        strategy = duoka.Mirrored(devices=1, replicas=2)
+        weight, optimizer, layer = tf.Variable(1.0), keras.optimizers.SGD(0.1), keras.layers.Dense(1)
+
+        def trains(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(x * weight)
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        def computes(x):
+            return layer(x)
+
+        for step in (trains, tf.function(trains), computes, tf.function(computes)):
+            try:
+                strategy.run(step, args=(tf.ones([4, 2]),))
+            except Exception as error:  # in a graph TensorFlow makes one of its own of it, with the same words
+                print("TOLD", error, flush=True)
+        by_hand = strategy.run(lambda x: weight.assign_add(1.0), args=(tf.ones([4, 2]),))
+        print("AND WITHOUT KERAS", float(weight), flush=True)
+    """
+    ended = start(tmp_path, source, env={"KERAS_BACKEND": "torch"}).finish(120, leaves=[""])
+    assert ended.code == 0, ended.err[-2000:]
+    for words in ("SGD sgd, and Keras runs on torch", "Dense dense, and Keras runs on torch"):
+        assert ended.out.count(words) == 2, ended.out
+    assert ended.out.count("do   set KERAS_BACKEND=tensorflow before Keras is imported") == 4
+    assert "AND WITHOUT KERAS" in ended.out
+
+
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
     going.wait_for("asleep", timeout_s=90)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from duoka.frameworks.replacing import definitions, replacing
+from duoka.frameworks.tensorflow.other_backends import refuse_other_backends
 from duoka.frameworks.tensorflow.variables import raw
 
 # What is to happen instead of an update: it is given the update, and the optimizer's own method.
@@ -75,7 +76,7 @@ def watching_updates(instead: Instead) -> Iterator[None]:
     keras_s = [(kind, name, make_apply(method)) for kind, name, method in definitions(BaseOptimizer, ["apply"])]
     known = definitions(tf.compat.v1.train.Optimizer, ["apply_gradients"])
     old_ones = [(kind, name, make_apply_gradients(method)) for kind, name, method in known]
-    with replacing([*keras_s, *old_ones]):
+    with replacing([*(refuse_other_backends() or keras_s), *old_ones]):
         yield
 
 
