@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -47,6 +47,30 @@ def test_another_thread_goes_on_with_the_former_method():
         thread.start()
         thread.join(10)
     assert heard == ["base"]
+
+
+def test_two_threads_that_watch_at_the_same_time_see_each_its_own():
+    heard, watches, is_over = [], Event(), Event()
+
+    def quieter(former, self):
+        return former(self) + "."
+
+    def watch():
+        with switching([(Base, "speak", quieter)]):
+            watches.set()
+            is_over.wait(10)
+            heard.append(Base().speak())
+
+    thread = Thread(target=watch)
+    with keeping_switches():
+        with switching([(Base, "speak", louder)]):
+            thread.start()
+            assert watches.wait(10)
+            assert Base().speak() == "base!"
+        assert Base().speak() == "base"
+        is_over.set()
+        thread.join(10)
+    assert heard == ["base."]
 
 
 def test_inner_switches_call_outer_ones():

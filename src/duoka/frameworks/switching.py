@@ -30,7 +30,7 @@ def switching(switched: Sequence[Switched]) -> Iterator[None]:
         yield
     finally:
         for switch in reversed(switches):
-            switch.turn_back()
+            switch.turn_back(thread)
         if not _depth:
             _take_away()
 
@@ -60,25 +60,27 @@ def places_of(base: type, names: tuple[str, ...]) -> list[tuple[type, str]]:
 class _Switch:
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name, self._own = owner, name, vars(owner).get(name, INHERITED)
-        self._turned: list[tuple[int, Callable[..., Any]]] = []  # with the thread that it counts for
+        self._turned: dict[int, list[Callable[..., Any]]] = {}  # by thread, the one that is called last
         self._former = former = getattr(owner, name)
         turned = self._turned
 
         @wraps(former)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if turned and turned[-1][0] == get_ident():
-                return turned[-1][1](*args, **kwargs)
-            return former(*args, **kwargs)
+            here = turned.get(get_ident()) if turned else None
+            return here[-1](*args, **kwargs) if here else former(*args, **kwargs)
 
         self._stand_in = stand_in
         setattr(owner, name, stand_in)
 
     def turn_to(self, new: New, thread: int) -> None:
-        before = self._turned[-1][1] if self._turned and self._turned[-1][0] == thread else self._former
-        self._turned.append((thread, lambda *args, **kwargs: new(before, *args, **kwargs)))
+        here = self._turned.setdefault(thread, [])
+        before = here[-1] if here else self._former
+        here.append(lambda *args, **kwargs: new(before, *args, **kwargs))
 
-    def turn_back(self) -> None:
-        self._turned.pop()
+    def turn_back(self, thread: int) -> None:
+        self._turned[thread].pop()
+        if not self._turned[thread]:
+            del self._turned[thread]
 
     @property
     def is_idle(self) -> bool:
