@@ -106,5 +106,20 @@ def test_a_function_that_somebody_else_puts_there_meanwhile_stays(monkeypatch):
     assert Own().speak() == "own?"
 
 
+def test_a_class_that_is_defined_while_switches_are_kept_has_a_place():
+    class Root:
+        def speak(self):
+            return "root"
+
+    with keeping_switches():
+        assert places_of(Root, ("speak",)) == [(Root, "speak")]
+
+        class Late(Root):
+            def speak(self):
+                return "late"
+
+        assert places_of(Root, ("speak",)) == [(Root, "speak"), (Late, "speak")]
+
+
 def test_places_are_where_a_method_is_defined():
     assert places_of(Base, ("speak", "listen")) == [(Base, "speak"), (Own, "speak")]

@@ -96,12 +96,12 @@ def replacing_body(function: Any, make: Callable[[Callable[..., Any]], Callable[
 
 def definitions(base: type, names: Sequence[str]) -> list[tuple[type, str, Any]]:
     """Where a class, or one below it, defines a method of these names; and the method."""
-    return [(kind, name, vars(kind)[name]) for kind in _with_subclasses(base) for name in names if name in vars(kind)]
+    return [(kind, name, vars(kind)[name]) for kind in with_subclasses(base) for name in names if name in vars(kind)]
 
 
-def _with_subclasses(kind: type) -> list[type]:
+def with_subclasses(kind: type) -> list[type]:
     found: dict[type, None] = {kind: None}
     below: type
     for below in kind.__subclasses__():
-        found.update(dict.fromkeys(_with_subclasses(below)))
+        found.update(dict.fromkeys(with_subclasses(below)))
     return list(found)

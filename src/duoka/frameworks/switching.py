@@ -13,7 +13,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Any
 
-from duoka.frameworks.replacing import INHERITED, definitions
+from duoka.frameworks.replacing import INHERITED, definitions, with_subclasses
 
 New = Any  # a function that gets the former one first, and then its arguments
 Switched = tuple[Any, str, New]  # a class, the name of a method, and what is called instead
@@ -49,12 +49,23 @@ def keeping_switches() -> Iterator[None]:
 
 
 def places_of(base: type, names: tuple[str, ...]) -> list[tuple[type, str]]:
-    """Where a class, or one below it, defines a method of these names; looked up once while switches are kept."""
+    """Where a class, or one below it, defines a method of these names.
+
+    While switches are kept, looked up again only where there are more classes: a callback may define one.
+    """
     if not _depth:
         return [(kind, name) for kind, name, _ in definitions(base, names)]
-    if (base, names) not in _places:
-        _places[base, names] = [(kind, name) for kind, name, _ in definitions(base, names)]
-    return _places[base, names]
+    known = _places.get((base, names))
+    if known is None or _count_below(known[0]) != known[1]:
+        kinds = with_subclasses(base)
+        places = [(kind, name) for kind, name, _ in definitions(base, names)]
+        known = _places[base, names] = kinds, _count_below(kinds), places
+    return known[2]
+
+
+def _count_below(kinds: Sequence[type]) -> list[int]:
+    """How many classes are right below each: a new one shows here, and need not be looked for every time."""
+    return [len(kind.__subclasses__()) for kind in kinds]
 
 
 class _Switch:
@@ -97,7 +108,7 @@ class _Switch:
 
 _depth = 0  # of keeping_switches
 _switches: dict[tuple[Any, str], _Switch] = {}  # that are in place
-_places: dict[tuple[type, tuple[str, ...]], list[tuple[type, str]]] = {}
+_places: dict[tuple[type, tuple[str, ...]], tuple[list[type], list[int], list[tuple[type, str]]]] = {}
 
 
 def _find(owner: Any, name: str) -> _Switch:
