@@ -173,6 +173,8 @@ class Crew:
 
     def read_output(self, worker: Worker, fd: int) -> bool:
         """True while there may be more."""
+        if fd not in worker.outputs:  # it was read to its end, and closed, while this was waiting to be seen to
+            return False
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:

@@ -1,0 +1,80 @@
+"""The supervisor's hold on real processes: descriptors that others hold too, or have closed, do not confuse it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from duoka.runtime.crew import Crew, Started
+from duoka.runtime.output import Fold
+from tests.conftest import plan_for, remains
+
+
+class Starting:
+    """Starts Python processes that run `source`; they know the descriptor of their line."""
+
+    def __init__(self) -> None:
+        self.source = "pass"
+        self.started: list[Started] = []
+
+    def __call__(self, worker, plumbing, link, keep_out, joins=None) -> Started:
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        words = [sys.executable, "-S", "-c", f"link = {link}\n{self.source}"]
+        process = subprocess.Popen(words, stdout=out[1], stderr=err[1], pass_fds=[link], start_new_session=True)
+        process.returncode = 0  # reaped by the crew
+        os.close(out[1])
+        os.close(err[1])
+        self.started.append(Started(process.pid, out[0], err[0]))
+        return self.started[-1]
+
+
+@pytest.fixture
+def starting() -> Starting:
+    return Starting()
+
+
+@pytest.fixture
+def crew(starting) -> Iterator[Crew]:
+    before = remains()
+    fold = Fold(lambda data: None, lambda data: None, time.monotonic)
+    made = Crew(plan_for(2, 2), starting, fold, None, lambda text: None, time.monotonic)
+    made.open()
+    yield made
+    made.close()
+    assert remains() == before
+
+
+def wait_for_death(crew: Crew) -> list[tuple[int, str]]:
+    """Until somebody has died; gives what else was there to be read, which nobody has read yet."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        ready = crew.wait(1.0)
+        for _, kind, worker in ready:
+            if kind == "death":
+                crew.reap(worker)
+                return [(fd, kind) for fd, kind, _ in ready]
+        time.sleep(0.01)
+    raise AssertionError("nobody has died")
+
+
+def clear(crew: Crew) -> None:
+    while crew.list_dues_of_remains():
+        crew.clear_remains()
+        time.sleep(0.005)
+
+
+def test_an_output_that_was_read_to_its_end_while_its_event_waited_is_not_read_again(crew, starting):
+    starting.source = "print('last words')"
+    worker = crew.begin(0)
+    outputs = [fd for fd, kind in wait_for_death(crew) if kind == "output"]
+    assert outputs
+    crew.read_outputs(worker)  # as when a newcomer is let in, in the middle of a batch of events
+    assert not worker.outputs
+    assert not any(crew.read_output(worker, fd) for fd in outputs)
+    crew.let_go(worker)
+    clear(crew)
