@@ -12,6 +12,7 @@ import pytest
 
 from duoka.runtime.crew import Crew, Started
 from duoka.runtime.output import Fold
+from duoka.topology.membership import Membership
 from tests.conftest import plan_for, remains
 
 
@@ -77,4 +78,22 @@ def test_an_output_that_was_read_to_its_end_while_its_event_waited_is_not_read_a
     assert not worker.outputs
     assert not any(crew.read_output(worker, fd) for fd in outputs)
     crew.let_go(worker)
+    clear(crew)
+
+
+def test_a_line_that_a_grandchild_holds_does_not_keep_its_descriptor_from_being_used_again(crew, starting):
+    """A group of its own: such a process outlives the worker, and what the worker left behind is not waited for."""
+    starting.source = "import os, time\nif os.fork() == 0:\n os.setsid()\n time.sleep(3)"
+    worker = crew.begin(0)
+    number = worker.link.fileno()
+    assert wait_for_death(crew)
+    assert crew.has_line(worker), "nobody holds the other end"
+    crew.let_go(worker)
+    starting.source = "pass"
+    successor = crew.begin_newcomer(0, Membership(1, (1,)))
+    other = crew.begin(1)
+    assert number in (successor.link.fileno(), other.link.fileno(), *successor.outputs, *other.outputs, other.pidfd)
+    for each in (successor, other):
+        crew.reap(each)
+        crew.let_go(each)
     clear(crew)

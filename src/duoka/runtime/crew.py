@@ -148,7 +148,6 @@ class Crew:
 
     def begin_newcomer(self, number: int, joins: Membership) -> Worker:
         """In the place of one that was lost."""
-        self.workers[number].link.close()
         self._plumbing.drain(number)
         worker = self.begin(number, joins)
         worker.state = State.JOINING
@@ -232,7 +231,7 @@ class Crew:
 
     def has_line(self, worker: Worker) -> bool:
         """Whether there may be something to `hear` from it."""
-        return worker.link.fileno() in self._selector.get_map()
+        return worker.link.fileno() >= 0 and worker.link.fileno() in self._selector.get_map()
 
     def let_go(self, worker: Worker) -> None:
         """Carry the last that a dead worker has printed, and close what was kept for it."""
@@ -241,6 +240,9 @@ class Crew:
             self._selector.unregister(fd)
             os.close(fd)
         worker.outputs.clear()
+        if self.has_line(worker):  # its other end is open: something that it started holds it, and never speaks
+            self._selector.unregister(worker.link)
+        worker.link.close()
         self.watchman.end(worker.number)
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
