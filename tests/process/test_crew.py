@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from duoka.runtime.command import Command
 from duoka.runtime.crew import Crew, Started
 from duoka.runtime.output import Fold
+from duoka.runtime.starters import ForkStarter, ScriptStarter
 from duoka.topology.membership import Membership
 from tests.conftest import plan_for, remains
 
@@ -97,3 +99,34 @@ def test_a_line_that_a_grandchild_holds_does_not_keep_its_descriptor_from_being_
         crew.reap(each)
         crew.let_go(each)
     clear(crew)
+
+
+def fail_to_start(*args, **kwargs):
+    raise OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize("starter", ["script", "fork"])
+def test_a_starter_that_fails_leaves_no_descriptor_open(crew, monkeypatch, tmp_path, starter):
+    before, plan = remains(), plan_for(2, 2)
+    command = Command((str(tmp_path / "no-such-interpreter"),), None, "script.py", (), str(tmp_path))
+    made = ScriptStarter(plan, command, os.environ) if starter == "script" else ForkStarter(plan, lambda identity: 0)
+    monkeypatch.setattr(crew, "_start", made)
+    if starter == "fork":
+        monkeypatch.setattr(os, "fork", fail_to_start)
+    with pytest.raises(OSError):
+        crew.begin(0)
+    assert remains() == before
+
+
+@pytest.mark.parametrize("name", ["pidfd_open", "set_blocking"])
+def test_a_worker_that_was_started_and_cannot_be_watched_is_ended(crew, starting, monkeypatch, name):
+    before = remains()
+    starting.source = "import time; time.sleep(60)"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail_to_start)
+        with pytest.raises(OSError):
+            crew.begin(0)
+    (started,) = starting.started
+    clear(crew)
+    assert not os.path.exists(f"/proc/{started.pid}")
+    assert remains() == before and not crew.workers

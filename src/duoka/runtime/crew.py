@@ -132,19 +132,43 @@ class Crew:
         for other in self.workers.values():
             keep_out += [other.link.fileno()] if other.link.fileno() >= 0 else []
             keep_out += [other.pidfd, *other.outputs] if other in self.list_alive() else []
-        started = self._start(number, self._plumbing, theirs.fileno(), keep_out, joins)
-        theirs.close()
+        try:
+            started = self._start(number, self._plumbing, theirs.fileno(), keep_out, joins)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._guardian.watch(started.pid)
-        outputs = {started.stdout: "out", started.stderr: "err"}
-        worker = Worker(number, started.pid, os.pidfd_open(started.pid), SocketLink(ours), outputs)
+        worker = Worker(number, started.pid, -1, SocketLink(ours), {started.stdout: "out", started.stderr: "err"})
+        try:
+            self._listen_to(worker)
+        except BaseException:
+            self._undo(worker)
+            raise
         self.workers[number] = worker
         self.watchman.begin(number, Watched(started.pid, self._plumbing.stacks[number]))
-        for fd in outputs:
+        return worker
+
+    def _listen_to(self, worker: Worker) -> None:
+        worker.pidfd = os.pidfd_open(worker.pid)
+        for fd in worker.outputs:
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, ("output", worker))
         self._selector.register(worker.link, selectors.EVENT_READ, ("link", worker))
         self._selector.register(worker.pidfd, selectors.EVENT_READ, ("death", worker))
-        return worker
+
+    def _undo(self, worker: Worker) -> None:
+        """It was started, and cannot be watched: it ends, and nothing of it is kept."""
+        worker.send_signal(signal.SIGKILL)
+        self.reap(worker)
+        held = [worker.link.fileno(), *worker.outputs, *([worker.pidfd] if worker.pidfd >= 0 else [])]
+        for fd in held:
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+        worker.link.close()
+        for fd in held[1:]:
+            os.close(fd)
 
     def begin_newcomer(self, number: int, joins: Membership) -> Worker:
         """In the place of one that was lost."""

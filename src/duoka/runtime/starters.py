@@ -76,10 +76,12 @@ class ScriptStarter:
                 pass_fds=identity.descriptors(),
                 start_new_session=True,
             )
+        except BaseException:
+            _close(out[0], err[0])
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            os.close(out[1])
-            os.close(err[1])
+            _close(out[1], err[1])
         process.returncode = 0  # the supervisor reaps it; Popen is neither to do so nor to warn that nobody has
         return Started(process.pid, out[0], err[0])
 
@@ -95,7 +97,11 @@ class ForkStarter:
     ) -> Started:
         identity = _identity(self._plan, worker, plumbing, link, joins)
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except BaseException:
+            _close(*out, *err)
+            raise
         if pid == 0:
             code = 70
             try:
@@ -106,9 +112,13 @@ class ForkStarter:
                 code = self._body(identity)
             finally:
                 os._exit(code)
-        os.close(out[1])
-        os.close(err[1])
+        _close(out[1], err[1])
         return Started(pid, out[0], err[0])
+
+
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def _print_into(stdout: int, stderr: int) -> None:
