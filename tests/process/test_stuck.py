@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from duoka.runtime.crew import Crew, Ready
 from tests.conftest import run_workers
 from tests.process.scripts import run, start
 
@@ -273,6 +274,20 @@ def test_a_stopped_worker_that_goes_on_in_time_is_not_lost(calm):
 def test_two_workers_that_are_stopped_at_once_are_both_killed(calm):
     said = strike(calm, lost=[0, 1], worker_0=stop, worker_1=stop)
     assert sum("was stopped (SIGSTOP)" in line for line in said) == 2
+
+
+def test_a_stopped_worker_that_is_reaped_late_is_not_told_as_stuck(calm, monkeypatch):
+    """On a busy machine it is looked at again before its death is seen, and does not look stopped any more."""
+    wait, seen = Crew.wait, {}
+
+    def notice_deaths_late(crew: Crew, timeout_s: float | None) -> list[Ready]:
+        ready, now = wait(crew, 0.05), time.monotonic()
+        time.sleep(0.02)
+        return [each for each in ready if each.kind != "death" or now > DEADLINE_S + seen.setdefault(each.fd, now)]
+
+    monkeypatch.setattr(Crew, "wait", notice_deaths_late)
+    said = strike(calm, lost=[1], worker_1=stop)
+    assert sum("worker 1 (cpu:0/v1) was stopped (SIGSTOP)" in line for line in said) == 1, said
 
 
 def test_a_survivor_that_is_busy_when_another_is_lost_is_waited_for(calm):

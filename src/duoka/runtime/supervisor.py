@@ -123,8 +123,9 @@ class Supervisor:
             return
         for lost in self._watchman.look(self._members.list_awaited()):
             worker = self._crew.workers[lost.worker]
-            worker.stuck = lost
-            worker.send_signal(signal.SIGKILL)
+            if worker.stuck is None:  # else it is dying: what can be seen of it now is not why
+                worker.stuck = lost
+                worker.send_signal(signal.SIGKILL)
 
     def _read_link(self, worker: Worker) -> None:
         for message in self._crew.hear(worker):
