@@ -16,17 +16,21 @@ class Ages:
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, int] = {}  # the generations in which workers came back
+        self.since: dict[int, int] = {}  # the generations in which workers came back
 
     def learn(self, since: Iterable[tuple[int, int]]) -> None:
-        self._since |= {int(worker): int(generation) for worker, generation in since}
+        self.since |= {int(worker): int(generation) for worker, generation in since}
 
     def sort(self, workers: Iterable[int]) -> list[int]:
         """Those first that have been there longest."""
-        return sorted(workers, key=lambda worker: (self._since.get(worker, 0), worker))
+        return sorted(workers, key=lambda worker: (self.since.get(worker, 0), worker))
+
+    def is_younger(self, worker: int, others: Iterable[int]) -> bool:
+        """Whether one of these has been there longer."""
+        return any(self.since.get(other, 0) < self.since.get(worker, 0) for other in others)
 
     def has_anybody_come_back(self, workers: Iterable[int]) -> bool:
-        return any(worker in self._since for worker in workers)
+        return any(worker in self.since for worker in workers)
 
     def find_odd(self, deeds: Mapping[int, object]) -> list[int]:
         """Those who do otherwise than the worker that has been there longest, if all of them came back after it.
@@ -35,5 +39,4 @@ class Ages:
         """
         oldest = self.sort(deeds)[0]
         odd = [worker for worker, deed in deeds.items() if deed != deeds[oldest]]
-        is_younger = [self._since.get(worker, 0) > self._since.get(oldest, 0) for worker in odd]
-        return odd if all(is_younger) else []
+        return odd if all(self.is_younger(worker, [oldest]) for worker in odd) else []

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from duoka.collectives.ages import Ages
 from duoka.collectives.board import Work
 
 # Raised on workers that have done nothing wrong themselves.
@@ -23,30 +24,23 @@ _OF_ALL = {"WorkerLost", "WorkerLeft", "WorkerFailed", "DeadlineExceeded", "Repl
 
 class Comebacks:
     def __init__(self) -> None:
-        self.since: dict[int, int] = {}  # the generations in which workers came back
+        self.ages = Ages()
         self._missed: dict[int, int] = {}  # steps that the run had behind it then
         self._stumbled: list[Work] = []
 
     def add(self, number: int, generation: int, steps: int) -> None:
-        self.since[number], self._missed[number] = generation, steps
+        self.ages.learn([(number, generation)])
+        self._missed[number] = steps
 
     def has_come_back(self, number: int) -> bool:
-        return number in self.since
-
-    def by_age(self, workers: Iterable[int]) -> list[int]:
-        """Those first that have been there longest."""
-        return sorted(workers, key=lambda worker: (self.since.get(worker, 0), worker))
-
-    def is_younger(self, number: int, others: Iterable[int]) -> bool:
-        """Whether one of these has been there longer."""
-        return any(self.since.get(other, 0) < self.since.get(number, 0) for other in others)
+        return self.ages.has_anybody_come_back([number])
 
     def stumbles(self, number: int, error: str, work: Work, steps: int, others: Iterable[int]) -> bool:
         """Whether this failure is its own: of the one that has come back, and perhaps of no other.
 
         `steps`: those that it has behind it; `others`: who trains, or has finished.
         """
-        if error in _OF_ALL or not self.is_younger(number, others):
+        if error in _OF_ALL or not self.ages.is_younger(number, others):
             return False
         if work.is_under_way:
             is_new = steps - self._missed[number] < self._missed[number]

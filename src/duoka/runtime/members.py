@@ -81,7 +81,7 @@ class Members:
         return self.respawn.list_awaited()
 
     def _move_main(self) -> None:
-        self._fold.move_main(self.comebacks.by_age(worker.number for worker in self._crew.list_running())[0])
+        self._fold.move_main(self.comebacks.ages.sort(worker.number for worker in self._crew.list_running())[0])
 
     # What `Respawn` asks for.
 

@@ -250,7 +250,7 @@ class Respawn:
         if len(set(round.at_border.values())) > 1:
             self._refuse(round)
         elif round.stage is _Stage.OFFERED:
-            round.stage, round.giver = _Stage.GIVING, self.comebacks.by_age(members)[0]
+            round.stage, round.giver = _Stage.GIVING, self.comebacks.ages.sort(members)[0]
             self._host.tell_member(round.giver, {"kind": "give", "offer": round.offer})
         elif round.stage is _Stage.SETTLED:
             self._join(round)
@@ -288,7 +288,7 @@ class Respawn:
         self.comebacks.add(newcomer.number, membership.generation, standing.steps)
         self._host.admit(newcomer, membership)
         joined = {"kind": "joined", "offer": round.offer, "generation": membership.generation}
-        joined |= {"workers": membership.workers, "since": list(self.comebacks.since.items())} | asdict(standing)
+        joined |= {"workers": membership.workers, "since": list(self.comebacks.ages.since.items())} | asdict(standing)
         for member in (*before, newcomer.number):
             self._host.tell_member(member, joined)
         count = len(membership.workers)
