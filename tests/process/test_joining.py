@@ -45,6 +45,8 @@ class Story:
     deadline_s: float = 20.0
     mistake: str = ""  # what a newcomer does otherwise than the first workers did
     overrun: int = 0  # how many steps more one that has come back wants to run
+    leaves_in_s: float = 0.0  # how long that one takes to leave
+    is_struck_then: bool = False  # worker 2 dies 0.3 s after it has begun to leave, before anybody has missed it
     deed: str = ""  # what one that has come back does otherwise than the others, three steps after it has joined
 
 
@@ -100,7 +102,12 @@ def train(collective, story: Story, directory: Path) -> dict:
             time.sleep(0.004)
         deed = story.deed if state.step == joined_at + 3 else ""
         if deed == "leaves":
+            time.sleep(story.leaves_in_s)
             break
+        if story.is_struck_then and state.step == joined_at + 2:
+            (directory / "leaving").write_text(str(state.step + 1))
+        if story.is_struck_then and (directory / "leaving").exists():
+            _be_struck_beside_one_that_leaves(collective.worker, state.step, directory)
         if deed == "exits":
             raise SystemExit(3)
         if deed == "raises between steps":
@@ -130,6 +137,14 @@ def train(collective, story: Story, directory: Path) -> dict:
         collective.end_step()
     sha256 = hashlib.sha256(state.weights.tobytes()).hexdigest()
     return {"sha256": sha256, "applied": state.applied, "life": life, "counts": list(collective.placement.counts())}
+
+
+def _be_struck_beside_one_that_leaves(worker: int, step: int, directory: Path) -> None:
+    if worker != 1 and step == int((directory / "leaving").read_text()):
+        time.sleep(0.3)
+        if worker == 2 and len((directory / "lives-2").read_text()) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.6)
 
 
 def _begin_life(directory: Path, worker: int) -> int:
@@ -297,6 +312,22 @@ def test_one_that_has_come_back_and_does_not_fit_ends_alone_with_one_line(deed, 
     assert len(said) == 4, said
     assert unfit.startswith(f"worker 1 (cpu:0/v1) had come back, and {DEEDS[deed]}"), said
     assert unfit.endswith("(generation 3).") and "; it is not started again; " in unfit
+
+
+def test_others_that_are_lost_after_one_that_came_back_has_left_early_are_started_again(tmp_path):
+    strikes = (Strike(1, "step 5"), Strike(2, "step 40"))
+    said = check(Story(3, 4, "small", strikes, deed="leaves"), tmp_path, left=-1, joined=-1)
+    assert sum("worker 1 (cpu:0/v1) had come back, and has finished its script" in line for line in said) == 1, said
+    assert "worker 2 (cpu:0/v2) is started again, and joins when it is ready." in said
+
+
+@pytest.mark.parametrize("leaves_in_s", [0.0, 0.6], ids=["that has left", "that is leaving"])
+def test_a_loss_beside_one_that_leaves_early_hides_neither(leaves_in_s, tmp_path):
+    story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="leaves", leaves_in_s=leaves_in_s, is_struck_then=True)
+    said = check(story, tmp_path, left=-1, joined=-1)
+    assert sum("worker 1 (cpu:0/v1) had come back, and has finished its script" in line for line in said) == 1, said
+    assert sum("worker 2 (cpu:0/v2) was ended by SIGKILL" in line for line in said) == 1, said
+    assert "worker 2 (cpu:0/v2) is started again, and joins when it is ready." in said
 
 
 def test_what_others_raise_too_after_one_that_has_come_back_is_the_users_error_and_ends_the_run(tmp_path):

@@ -59,6 +59,7 @@ class Meeting:
         self._others = tuple(w for w in membership.workers if w != worker)
         self._progress = dict.fromkeys(membership.workers, (-1, -1))
         self._standing = 0
+        self._dropped: list[int] = []  # those that had finished when another one was lost
         self._is_whole = membership == Membership(0, tuple(range(len(membership.workers))))
         self.work: Work | None = None  # what this worker computes, or has computed last
         self._pid = os.getpid()
@@ -81,6 +82,8 @@ class Meeting:
         """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
         self._board.write_call(self.worker, number, description, offer)
         self._board.write(self.worker, self._pid, number, self.completed, self.steps)
+        if self._dropped:
+            self._tell_early(number)
 
     def complete(self, number: int) -> None:
         self.completed = number
@@ -223,8 +226,7 @@ class Meeting:
 
         Those who are odd come here, too: a process that is about to be killed does nothing better than wait.
         """
-        told = {"kind": "differs", "workers": list(odd), "what": what[:300], "listing": listing[:4000]}
-        self._link.send(told | {"generation": self.membership.generation})
+        self._tell_difference(odd, what, listing)
         patience = self._begin_wait(UNFIT, deadline_s)
         try:
             while True:
@@ -237,11 +239,23 @@ class Meeting:
         finally:
             patience.end()
 
+    def _tell_difference(self, odd: Sequence[int], what: str, listing: str) -> None:
+        told = {"kind": "differs", "workers": list(odd), "what": what[:300], "listing": listing[:4000]}
+        self._link.send(told | {"generation": self.membership.generation})
+
     def _part_from_gone(self, gone: Sequence[int], number: int, deadline_s: float) -> None:
         odd = self.ages.find_odd({worker: worker in gone for worker in self.membership.workers})
         if odd and set(odd) <= set(gone):
-            what = f"has finished its script at step {self.steps}, where the others go on"
-            self.part_from(odd, what, str(self._left_error(odd[0], number)), deadline_s)
+            self.part_from(odd, _tell_leaving(self.steps), str(self._left_error(odd[0], number)), deadline_s)
+
+    def _tell_early(self, number: int) -> None:
+        """Who has finished without this call, and has come back before, did so too early. Nobody waits for it."""
+        early = [worker for worker in self._dropped if number > self._supervision.left[worker]]
+        self._dropped = [worker for worker in self._dropped if worker not in early]
+        for worker in early:
+            if self.ages.is_younger(worker, self.membership.workers):
+                leaving = _tell_leaving(self._board.read(worker).steps)
+                self._tell_difference([worker], leaving, str(self._left_error(worker, number)))
 
     def _left_error(self, worker: int, number: int) -> WorkerLeft:
         return self._complaints.left(worker, self._supervision.left[worker], number)
@@ -316,6 +330,8 @@ class Meeting:
         self._is_whole = False
         lost = tuple(w for w in before.workers if w not in self.membership.workers)
         completed = int(answer["completed"])
+        self._dropped += [worker for worker in lost if worker in self._supervision.left]
+        self._tell_early(self._board.read(self.worker).begun)
         # What was said in the old generation no longer counts. Say again what still holds; a call that
         # is done again is announced again by whoever does it.
         self.say_standing(min(self._standing, 4 * self.completed + TAKEN))
@@ -323,6 +339,10 @@ class Meeting:
 
     def say_standing(self, standing: int) -> None:
         self.say(standing >> 2, standing & 3)
+
+
+def _tell_leaving(steps: int) -> str:
+    return f"has finished its script at step {steps}, where the others go on"
 
 
 def _try(give: Callable[[], None]) -> str:

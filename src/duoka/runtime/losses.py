@@ -70,9 +70,13 @@ class Losses:
         self._outcome.lost.append((worker.number, number))
         respawn, num_survivors = self._members.respawn, len(self._crew.list_running())
         if num_survivors:
-            generation = self._members.membership.generation + 1
+            # One that finished too early, and was found out after another loss, has been left out at that one.
+            is_member = worker.number in self._members.membership.workers
+            generation = self._members.membership.generation + is_member
             verb = "goes" if num_survivors == 1 else "go"
             self._say(f"{text}; {count_workers(num_survivors)} {verb} on (generation {generation}).")
+            if not is_member:
+                return
             self._members.regroup()
             is_own_doing = self._last_death is not None and self._last_death.is_own_doing
             respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
@@ -140,10 +144,12 @@ class Losses:
 
     def on_differing(self, message: dict[str, Any]) -> None:
         """Workers have found that some who came back do otherwise than they, and wait for their end."""
-        if self._shutdown.has_begun or int(message["generation"]) != self._members.membership.generation:
-            return  # somebody was lost since: they will find it again
+        if self._shutdown.has_begun:
+            return
+        # If somebody was lost since, they will find it again; but not of one that has ended.
+        is_new = int(message["generation"]) == self._members.membership.generation
         for worker in [self._crew.workers[int(number)] for number in message["workers"]]:
-            if not worker.unfit and worker.state in (State.RUNNING, State.LEFT):
+            if not worker.unfit and (worker.state is State.LEFT or (is_new and worker.state is State.RUNNING)):
                 self._crew.note(worker.number, f"duoka: {message['listing']}\n")
                 self._take_out(worker, str(message["what"]))
 
