@@ -46,7 +46,7 @@ class WorkerSession:
         self._logs_placement = False
         self.borders = Borders()
         attached = attachment()
-        self._wish = Wish(None if attached is None else attached.link)
+        self._wish = Wish(None if attached is None else attached.link, collective.meeting.is_end_wished)
 
     @property
     def num_workers(self) -> int:

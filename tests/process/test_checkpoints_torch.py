@@ -16,14 +16,15 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
 
 SCRIPT = """
-import hashlib, json, os, random, sys, time
+import hashlib, json, os, random, signal, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 given = json.loads(sys.argv[1])
-strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0))
+asked = {"replicas": given.get("replicas", 4), "seed": given.get("seed", 0), "deadline_s": given.get("deadline_s", 60)}
+strategy = duoka.Mirrored(devices=given["workers"], **asked)
 torch.manual_seed(0)
 random.seed(0)
 model = nn.Sequential(nn.Linear(8, given.get("width", 16)), nn.Dropout(0.2), nn.Linear(given.get("width", 16), 2))
@@ -31,8 +32,15 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
 loader = DataLoader(TensorDataset(torch.randn(50, 8), torch.randn(50, 2)), batch_size=8, shuffle=True)
 model, optimizer, scheduler, loader = strategy.prepare(model, optimizer, scheduler, loader)
+def handle(number, frame):
+    print("heard", number, flush=True)
+    given["raises"] and sys.exit(7)
+if given.get("handler") == "before":
+    signal.signal(signal.SIGTERM, handle)
 if "directory" in given:
-    strategy.checkpoint(given["directory"], every_steps=3)
+    strategy.checkpoint(given["directory"], every_steps=given.get("every_steps", 3))
+if given.get("handler") == "after":
+    signal.signal(signal.SIGTERM, handle)
 if given.get("zip"):
     other = strategy.prepare(DataLoader(TensorDataset(torch.randn(50, 8)), batch_size=8, shuffle=True))
 for epoch in strategy.epochs(4):
@@ -123,6 +131,20 @@ def test_a_loop_with_one_replica_goes_on_to_the_bits_of_a_calm_one(is_zipped, tm
     # Loaders side by side are said not to.
     assert ("walked side by side" in ended.err) == is_zipped, ended.err
     assert is_zipped or hash_of(ended) == calm
+
+
+@pytest.mark.parametrize(
+    ("workers", "handler", "raises"), [(1, "before", True), (1, "after", False), (2, "before", False), (2, "after", True)]
+)
+def test_a_handler_of_the_scripts_own_is_called_and_the_step_is_saved_all_the_same(workers, handler, raises, tmp_path):
+    given = {"workers": workers, "replicas": workers, "handler": handler, "raises": raises, "deadline_s": 4}
+    run = start(tmp_path, directory="../saved", every_steps=1000, seconds=0.1, **given)
+    run.wait_for("did 3 ", timeout_s=60)
+    run.signal(signal.SIGTERM)
+    ended = run.finish(30, LEAVES)
+    assert ended.code == 143 and ended.out.count("heard 15") == 1, ended.err
+    assert f"SIGTERM: step {int(newest(tmp_path).name[5:])} is saved in" in ended.err, ended.err
+    assert "without saving" not in ended.err
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 The rows serve three ends: after a meeting everybody compares what the others called, an error can say where
 a missing worker was seen last, and the supervisor knows what a worker computed when it died. They are read only
 after the kernel has told us that something was written, or that the deadline has passed; never polled.
+
+Behind the rows stands what the supervisor alone writes: that the run is to end at a border. It is looked at there.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ _WORK = struct.Struct("<qqq")  # the user's step, and the replicas under way: fi
 _CALL_BYTES = (ROW_BYTES - _FIXED.size - _WORK.size) // 2
 _CALLS = (_FIXED.size + _WORK.size, _FIXED.size + _WORK.size + _CALL_BYTES)
 _CALL = struct.Struct("<qI")  # the offer that this worker knew of when it called, and the length of the call
+_WISH = struct.Struct("<q")  # whether the run is to end at the next border
 _LONGEST_CALL = _CALL_BYTES - 40
 
 
@@ -66,7 +69,7 @@ class Work:
 
 
 def board_bytes(num_workers: int) -> int:
-    return num_workers * ROW_BYTES
+    return num_workers * ROW_BYTES + _WISH.size
 
 
 class Board:
@@ -95,6 +98,13 @@ class Board:
 
     def read_work(self, worker: int) -> Work:
         return Work(*_WORK.unpack_from(self._memory, worker * ROW_BYTES + _FIXED.size))
+
+    def wish_end(self) -> None:
+        _WISH.pack_into(self._memory, len(self._memory) - _WISH.size, 1)
+
+    def is_end_wished(self) -> bool:
+        (is_wished,) = _WISH.unpack_from(self._memory, len(self._memory) - _WISH.size)
+        return bool(is_wished)
 
     def write_call(self, worker: int, number: int, call: bytes, offer: int = 0) -> None:
         """What this worker calls now; two places in turn, so that a quick one never overwrites what is still read."""

@@ -78,6 +78,10 @@ class Meeting:
         """The process id of a worker that has arrived somewhere."""
         return self._board.read(worker).pid
 
+    def is_end_wished(self) -> bool:
+        """Whether the run is to end at a border: the supervisor has been asked for it."""
+        return self._board.is_end_wished()
+
     def begin(self, number: int, description: bytes, offer: int = 0) -> None:
         """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
         self._board.write_call(self.worker, number, description, offer)

@@ -94,8 +94,9 @@ class Shutdown:
         """Workers that save checkpoints finish their step, save, and end; they are not asked to end otherwise."""
         self.termination.wish(self._clock())
         self._say("SIGTERM: the step is finished and saved, then the run ends; once more ends it at once.")
+        self._crew.board.wish_end()
         for worker in self._crew.list_running():
-            if worker.number in self.termination.savers:
+            if self.termination.savers.get(worker.number):
                 worker.send_signal(signal.SIGTERM)
 
     # Time.

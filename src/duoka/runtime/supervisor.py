@@ -150,7 +150,7 @@ class Supervisor:
         elif kind == "keeps":
             self._history.kept = Kept(str(message["directory"]), bool(message["resumes"]))
         elif kind == "saves":
-            termination.savers.add(worker.number)
+            termination.savers[worker.number] = bool(message["is_caught"])
         elif kind == "terminated":
             self._shutdown.on_terminated()
         elif kind == "ends":
