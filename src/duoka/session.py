@@ -116,8 +116,11 @@ def _join(attached: Attachment) -> WorkerSession:
         meeting = Meeting(identity.worker, membership, mailbox, board, attached.link, describe=describe)
         arena = Arena(identity.arena, available_bytes=available_bytes)
         collective = SharedMemory(meeting, arena, plan.num_replicas, deadline_s=plan.deadline_s, describe=describe)
+        watch = partial(meeting.watch_lock, plan.deadline_s)
+        arena.watch_waits(watch)
         if plan.respawn and plan.num_workers > 1:
             chronicle, is_newcomer = Chronicle(identity.chronicle), identity.members is not None
+            chronicle.watch = watch
             collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
         attached.work = lambda: meeting.work
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)

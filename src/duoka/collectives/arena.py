@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duoka.collectives.directory import Directory
+from duoka.collectives.locks import Watch
 from duoka.errors import OutOfMemory
 
 PAGE = mmap.PAGESIZE
@@ -48,6 +49,11 @@ class Arena:
         self._available_bytes = available_bytes
         self._directory = None if fd is None else Directory(fd)
         self._asked: Counter[str] = Counter()
+
+    def watch_waits(self, watch: Watch) -> None:
+        """Let a wait for other processes, which takes a moment, be watched if it does not end."""
+        if self._directory is not None:
+            self._directory.watch = watch
 
     def reserve(self, nbytes: int, purpose: str) -> Piece:
         """A piece of at least this size, really there: shortage is an error now, not a SIGBUS later.

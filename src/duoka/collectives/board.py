@@ -93,6 +93,11 @@ class Board:
     def read(self, worker: int) -> Row:
         return Row(*_FIXED.unpack_from(self._memory, worker * ROW_BYTES))
 
+    def find(self, pid: int) -> int | None:
+        """The worker that is this process."""
+        workers = range(len(self._memory) // ROW_BYTES)
+        return next((worker for worker in workers if self.read(worker).pid == pid), None)
+
     def write_work(self, worker: int, work: Work) -> None:
         _WORK.pack_into(self._memory, worker * ROW_BYTES + _FIXED.size, work.step, work.start, work.stop)
 

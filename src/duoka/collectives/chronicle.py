@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 
 from duoka.collectives.arrays import Array
-from duoka.collectives.directory import locked
+from duoka.collectives.locks import Watch, locked
 from duoka.collectives.transfer import read_header, write_header
 
 MOST_BYTES = 64 << 20  # more than that is not kept: whoever needs it cannot join
@@ -37,6 +38,7 @@ class Chronicle:
         self._fd = fd
         self._most_bytes = most_bytes
         self._next_read = _START
+        self.watch: Watch | None = None  # over a wait for the lock
 
     @property
     def length(self) -> int:
@@ -51,7 +53,7 @@ class Chronicle:
         """See to it that this is the record of this number. `answer` is asked only if it is to be written."""
         if self.length > number:
             return
-        with locked(self._fd):
+        with self._locked():
             length, end, is_closed = self._read_head()
             if length > number or is_closed:
                 return
@@ -67,9 +69,12 @@ class Chronicle:
             self._write_head(length + 1, end + len(data), is_closed=False)
 
     def close(self) -> None:
-        with locked(self._fd):
+        with self._locked():
             length, end, _ = self._read_head()
             self._write_head(length, end, is_closed=True)
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self._fd, "the list of calls between steps", self.watch)
 
     def read_next(self) -> Record:
         """The record after the one that was read last. It must be there."""

@@ -6,13 +6,12 @@ its entry, and an entry before the number of entries says so: whoever dies in be
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
+from duoka.collectives.locks import Watch, locked
 from duoka.errors import OutOfMemory
 
 DIRECTORY_BYTES = 1 << 20  # of the file, not of memory: pages that nobody has written are not there
@@ -24,13 +23,14 @@ _MOST_ENTRIES = (DIRECTORY_BYTES - _HEAD.size) // _ENTRY.size
 class Directory:
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self.watch: Watch | None = None  # over a wait for the lock
         self._known: dict[bytes, tuple[int, int]] = {}
         self._num_read = 0
 
     def find(self, name: str, nbytes: int, check: Callable[[], None]) -> int:
         """Where this piece lies. It is made if nobody has, after `check` has let it pass."""
         key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        with locked(self._fd):
+        with locked(self._fd, "the list of pieces of shared memory", self.watch):
             end = self._read_on()
             if key not in self._known:
                 check()
@@ -57,13 +57,3 @@ class Directory:
         os.pwrite(self._fd, _HEAD.pack(self._num_read + 1, offset + nbytes), 0)
         self._known[key] = offset, nbytes
         self._num_read += 1
-
-
-@contextmanager
-def locked(fd: int) -> Iterator[None]:
-    """Keep other processes out. Held for microseconds, and released by the kernel when this process dies."""
-    fcntl.lockf(fd, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.lockf(fd, fcntl.LOCK_UN)

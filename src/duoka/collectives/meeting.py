@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from duoka.collectives.ages import Ages
@@ -29,6 +30,7 @@ ARRIVED, REDUCED, TAKEN = 0, 1, 2
 _BORDER_PATIENCE = 4.0  # how many times the deadline a border may take at which somebody joins: a state is copied
 _PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last result"}
 NOT_AT_BORDER = "done its part at the border at which a worker joins"
+LOCKED = "let go of a list that all workers write to"
 UNFIT = "been taken out of the run"
 UNDECIDED = "come to the end of what it was doing when a worker was lost"
 
@@ -159,6 +161,24 @@ class Meeting:
         if step is None:
             step = self.work.step if self.work is not None and self.work.is_under_way else self.steps
         return self._supervision.begin_wait(phase, deadline_s, step)
+
+    @contextmanager
+    def watch_lock(self, deadline_s: float) -> Iterator[Callable[[int], None]]:
+        """For one who waits until another process lets go of a lock: past the deadline the supervisor hears of it.
+
+        The line is not read meanwhile. When the holder is killed, the kernel releases the lock, and the wait ends.
+        """
+        patience = self._begin_wait(LOCKED, deadline_s)
+
+        def tell(process: int) -> None:
+            holder = self._board.find(process)  # not only a member: newcomers lock, too
+            if holder is not None:  # else it has been released by now
+                patience.tell([holder])
+
+        try:
+            yield tell
+        finally:
+            patience.end()
 
     def listen(self, deadline_s: float) -> None:
         """For one who waits for something else: hear what has been said until now. Raises Regrouped after a loss."""
