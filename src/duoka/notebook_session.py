@@ -110,6 +110,9 @@ class NotebookSession:
     def say_that_it_ends(self) -> None:
         self._joined.say_that_it_ends()
 
+    def say_whether_it_trains(self, is_training: bool) -> None:
+        self._joined.say_whether_it_trains(is_training)
+
     def save_state(self, path: Any, state: Any) -> None:
         self._joined.save_state(path, state)
 

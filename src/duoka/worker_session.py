@@ -141,6 +141,9 @@ class WorkerSession:
     def say_that_it_ends(self) -> None:
         self._wish.tell_end()
 
+    def say_whether_it_trains(self, is_training: bool) -> None:
+        self._wish.tell_whether_it_trains(is_training)
+
     def save_state(self, path: Any, state: Any) -> None:
         save_state(path, state, list_codecs())
 

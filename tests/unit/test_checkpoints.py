@@ -50,6 +50,7 @@ def session() -> SimpleNamespace:
         is_asked_to_end=False,
         listen_for_termination=lambda: lambda: session.is_asked_to_end,
         say_that_it_ends=lambda: None,
+        say_whether_it_trains=lambda is_training: None,
         keep_checkpoints=lambda directory, *, resumes: None,
         list_codecs=lambda: [NumpyCodec()],
         fingerprint=dict,

@@ -112,7 +112,13 @@ class Shutdown:
     def _give_up_saving(self) -> None:
         if self.termination.due is not None and self._clock() >= self.termination.due:
             self.termination.begin_ending()
-            self._say(f"SIGTERM: no step has ended within {self._deadline_s:g} s; the run ends without saving.")
+            if self.termination.is_training:
+                self._say(f"SIGTERM: no step has ended within {self._deadline_s:g} s; the run ends without saving.")
+            else:
+                self._say(
+                    "SIGTERM: training had ended, and saved its end; the script has not come to its own end within"
+                    f" {self._deadline_s:g} s, and is ended."
+                )
             self.stop("SIGTERM was received", TERMINATED)
 
     def _kill(self) -> None:

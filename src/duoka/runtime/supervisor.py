@@ -153,6 +153,8 @@ class Supervisor:
             termination.savers[worker.number] = bool(message["is_caught"])
         elif kind == "terminated":
             self._shutdown.on_terminated()
+        elif kind == "trains":
+            termination.is_training = bool(message["is_training"])
         elif kind == "ends":
             termination.begin_ending()
         elif kind == "differs":

@@ -47,6 +47,11 @@ class Wish:
         if self._link is not None:
             self._link.send({"kind": "ends"})
 
+    def tell_whether_it_trains(self, is_training: bool) -> None:
+        """No border may come after the end of a loop, and nothing is unsaved there."""
+        if self._link is not None:
+            self._link.send({"kind": "trains", "is_training": is_training})
+
     def _catch(self) -> bool:
         """See to it that the signal comes here first. One that is ignored stays ignored."""
         handler = signal.getsignal(signal.SIGTERM)
@@ -111,6 +116,7 @@ class Termination:
         self._patience_s = patience_s
         self.savers: dict[int, bool] = {}  # and whether the signal may be sent to them: they catch it
         self.is_wished = False
+        self.is_training = True  # else the last loop has ended, and what it has done is saved
         self.due: float | None = None  # when the wish is given up
 
     def wish(self, now: float) -> None:

@@ -42,6 +42,7 @@ class Checkpoints:
         self._stop_sign = StopSign(session.collective, is_main, session.listen_for_termination())
         self._writer: BackgroundWriter | None = None
         self._receipts: list[Receipt] = []
+        self._is_training = True  # else a loop has ended, and none has gone on since
         self._first_step = 0  # of this process
         self._saved = (-1, -1)  # step and batch of the state that was given to be saved, or was resumed, last
         self.resumed_step: int | None = None  # what this run went on from
@@ -129,6 +130,8 @@ class Checkpoints:
         self.at_start(training)
         if self._stop_sign.is_here(training.batch):
             self._stop(training)
+        if not self._is_training:
+            self._tell_whether_it_trains(True)
         if self._rhythm.is_due(training.step) and self._is_main():
             self._save(training)
         elif self._writer is None and training.step > self._first_step and self._is_main():
@@ -139,6 +142,12 @@ class Checkpoints:
             self._save(training)
         if self._stop_sign.is_here(training.batch):
             self._stop(training)
+        self._tell_whether_it_trains(False)
+
+    def _tell_whether_it_trains(self, is_training: bool) -> None:
+        self._is_training = is_training
+        if self._is_main():
+            self._session.say_whether_it_trains(is_training)
 
     def save(self) -> None:
         """Save now: outside of loops, on all workers alike. It is on the disk when this returns, on each of them.
