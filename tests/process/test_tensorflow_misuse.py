@@ -177,8 +177,10 @@ def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
 
 @pytest.mark.slow
 def test_an_exception_in_one_replica_stops_all_with_its_text(tmp_path):
-    ended = start(tmp_path, WAITING.format(is_late=True, what="fail")).finish(90)
+    source = WAITING.format(is_late=True, what="fail").replace('MIN_LOG_LEVEL"] = "3"', 'MIN_LOG_LEVEL"] = "0"')
+    ended = start(tmp_path, source).finish(90)
     assert ended.code == 1
+    assert "Stopped" in ended.log(0) and "Stopped" not in ended.err, "TensorFlow writes it, with a stack, twice"
     assert "my own mistake" in ended.err and "1 worker stopped because worker 1 (cpu:0/v1) failed" in ended.err
 
 

@@ -52,6 +52,28 @@ def test_an_error_in_a_replica_names_replica_and_step_and_is_not_tried_again(tmp
     assert "computed 5 3" not in computed and "computed 5 2" in computed
 
 
+def test_what_a_worker_writes_to_stderr_while_it_is_stopped_for_another_is_in_its_log_only(tmp_path):
+    source = """
+        import sys
+        import duoka
+        import numpy
+        strategy = duoka.Mirrored(devices=2)
+        try:
+            for step in range(9):
+                strategy.sum_over_replicas(lambda replica: numpy.ones(3))
+                if step == 4 and strategy.worker == 1:
+                    raise KeyError("mine")
+        except BaseException:
+            print("a long story of worker", strategy.worker, file=sys.stderr, flush=True)
+            print("cleaned up", strategy.worker, flush=True)
+            raise
+    """
+    ended = run(tmp_path, source)
+    check(ended, "1 worker stopped because worker 1 (cpu:0/v1) failed after step 4:", "KeyError: 'mine'")
+    assert "a long story of worker 0" in ended.log(0) and "a long story of worker 0" not in ended.err
+    assert "a long story of worker 1" in ended.err and "cleaned up 0" in ended.out
+
+
 def test_an_error_between_two_steps_names_the_last_one(tmp_path):
     source = NUMPY.format(raises="pass") + "    if step == 4 and strategy.worker == 0: raise KeyError('between')\n"
     ended = run(tmp_path, source)

@@ -63,6 +63,7 @@ class Worker:
     standing: Standing = field(default_factory=Standing)
     result: dict[str, Any] | None = None
     last_words: bytes = b""  # the end of what it wrote to stderr
+    is_bystander: bool = False  # it is stopped because another one has failed
     stuck: Lost | None = None  # why we have killed it
     unfit: str = ""  # or what it did otherwise than the others, after it had come back
 
@@ -214,7 +215,9 @@ class Crew:
             worker.last_words = (worker.last_words + data)[-_LAST_WORDS_BYTES:]
         if self._logs is not None:
             self._logs.write(worker.number, data)
-        if worker.state is not State.JOINING:  # a newcomer repeats what the others have said long ago
+        # A newcomer repeats what the others have said long ago. What frameworks write, at length, about a graph that is
+        # stopped in its middle is not the error that the user has to read.
+        if worker.state is not State.JOINING and not (worker.is_bystander and stream == "err"):
             self._fold.feed(worker.number, "out" if stream == "out" else "err", data)
         return True
 

@@ -65,6 +65,8 @@ class Shutdown:
             self._outcome.num_stopped = len(asked)
             self._respawn.end()
             for worker in asked:
+                self._crew.read_outputs(worker)  # what it has written until now is shown
+                worker.is_bystander = ending is not None
                 self._crew.tell(worker.number, {"kind": "stop", "why": why})
                 worker.send_signal(signal.SIGINT)
                 worker.send_signal(signal.SIGCONT)  # one that was stopped hears nothing
