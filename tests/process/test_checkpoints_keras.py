@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.scripts import PYTHON, Ended, Run
+from tests.process.scripts import PYTHON, Ended, Run, write
 
 pytestmark = [pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).with_name("keras_checkpoints.py")
@@ -53,6 +53,41 @@ def test_a_fit_whose_workers_are_all_killed_goes_on_to_the_bits_of_a_calm_one(tm
     assert hash_of(ended) == hash_of(calm_run.finish(120, LEAVES))
     assert "resumed from" in ended.err and "did fit0 14 " not in ended.out and "did fit0 20 " in ended.out
     compare_logs(tmp_path, beside="other/calm")
+
+
+@pytest.mark.torch
+def test_a_model_that_only_a_callback_trains_is_said_not_to_be_saved(tmp_path):
+    source = """
+        import keras, numpy as np
+        import duoka
+
+        strategy = duoka.Mirrored(devices=1)
+        strategy.checkpoint("saved", every_steps=2)
+        x = np.ones((8, 2), "float32")
+
+        def make(name):
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name=name)
+            model.compile("sgd", "mse")
+            return model
+
+        with strategy.scope():
+            outer, known, inner = make("outer"), make("known"), make("inner")
+
+        class Mine(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                for model in (known, inner):
+                    model.fit(x, x[:, :1], verbose=0)
+
+        for model in (known, outer):
+            model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[Mine()] if model is outer else [])
+    """
+    write(tmp_path, source)
+    run = Run(tmp_path, [*PYTHON, "script.py"], env={"KERAS_BACKEND": "torch"})
+    run.process.wait(90)
+    assert run.process.returncode == 0, run.err
+    assert run.err.count("is trained by a callback inside of a fit, and checkpoints do not hold it") == 1, run.err
+    assert "inner is trained by a callback" in run.err
+    run.end()
 
 
 def compare_logs(place: Path, num_fits: int = 2, beside: str = "calm") -> None:

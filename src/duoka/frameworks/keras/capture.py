@@ -39,9 +39,12 @@ class Models:
 
     def add(self, model: Any) -> None:
         """Before its first training."""
-        if not any(known() is model for known in self._models):
+        if not self.knows(model):
             self._models.append(weakref.ref(model))
             self._given[self.number(model)] = {name: describe(each) for name, each in list_optimizers(model).items()}
+
+    def knows(self, model: Any) -> bool:
+        return any(known() is model for known in self._models)
 
     def number(self, model: Any) -> str:
         return str(next(number for number, known in enumerate(self._models) if known() is model))

@@ -141,6 +141,7 @@ class Trainings:
         `compare` looks whether workers are equal, and gives the state, mended where it has to be.
         """
         if self.fit is not None and self.fit.model is not model:
+            self._name_unsaved(model)
             return False, compare(state)  # a callback that trains another model
         self.models.add(model)
         if self.fit is None:
@@ -285,6 +286,7 @@ class Trainings:
         `reading`: of what it trains on, if one worker may read it for all.
         """
         if self.fit is not None:
+            self._name_unsaved(model)
             return train()  # by a callback of another one
         if self._saved is None:
             self._borders.at_start(self._adapter)
@@ -304,6 +306,13 @@ class Trainings:
         if fit.record is not None:
             self.newcomers.end_fit(self._num_fits, fit.record)
         return history
+
+    def _name_unsaved(self, model: Any) -> None:
+        if self._borders.is_state_wanted and not self.models.knows(model):
+            self._tell(
+                f"{model.name} is trained by a callback inside of a fit, and checkpoints do not hold it: a run that"
+                " goes on begins with the weights that the script gives it"
+            )
 
     def _tell_of_callbacks(self, text: str) -> None:
         if self._borders.is_state_wanted:
