@@ -104,8 +104,9 @@ def train(collective, story: Story, directory: Path) -> dict:
         if deed == "leaves":
             time.sleep(story.leaves_in_s)
             break
-        if story.is_struck_then and state.step == joined_at + 2:
-            (directory / "leaving").write_text(str(state.step + 1))
+        if story.is_struck_then and state.step == joined_at + 2 and collective.worker == 1:
+            (directory / "to leave").write_text(str(state.step + 1))
+            (directory / "to leave").rename(directory / "leaving")  # whole, when others see it
         if story.is_struck_then and (directory / "leaving").exists():
             _be_struck_beside_one_that_leaves(collective.worker, state.step, directory)
         if deed == "exits":
