@@ -166,6 +166,30 @@ def test_an_import_hook_of_ours_leaves_no_frames(folder):
     assert [line.split('"')[1] for line in files] == [str(folder / "train.py"), str(folder / "watched.py")]
 
 
+CALLED_BACK = """
+from duoka.events import Parted, emit, listen
+
+def mine(event):
+    {deed}
+
+listen(mine)
+emit(Parted(0, ""))
+"""
+
+
+@pytest.mark.parametrize(("deed", "frames"), [("1 / 0", ["<module>", "mine"]), ("emit(1, 2)", ["<module>", "mine"])])
+def test_frames_of_ours_between_those_of_the_user_are_left_out(folder, deed, frames):
+    (folder / "train.py").write_text(CALLED_BACK.format(deed=deed))
+    error = run_inside(folder, script="train.py").stderr
+    assert [line.split(", in ")[1] for line in error.splitlines() if line.startswith("  File")] == frames, error
+
+
+def test_frames_of_ours_below_the_last_one_of_the_user_stay(folder):
+    (folder / "train.py").write_text("from duoka.events import listen\nend = listen(print)\nend()\nend()\n")
+    error = run_inside(folder, script="train.py").stderr
+    assert "events.py" in error and "train.py" in error, error
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [

@@ -8,6 +8,7 @@ import io
 import os
 import pkgutil
 import sys
+import sysconfig
 import traceback
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
 from types import CodeType, ModuleType
@@ -139,6 +140,8 @@ _BOOTSTRAP = {
     *(os.path.join(_IMPORTLIB, name) for name in ("__init__.py", "util.py")),
 }
 _FROZEN = ("<frozen importlib", "<frozen runpy")
+_LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_THE_USERS = (_PACKAGE, "<", *(os.path.join(path, "") for path in _LIBRARIES))
 
 
 def _drop_own_frames(shown: traceback.TracebackException) -> None:
@@ -157,7 +160,15 @@ def _drop_own_frames(shown: traceback.TracebackException) -> None:
         if any(frame.filename == _HOOK for frame in one.stack):
             # Our hook between two frames of importlib has kept Python from hiding them itself.
             one.stack[:] = [frame for frame in one.stack if not _is_hook(frame.filename)]
+        _drop_frames_between(one.stack)
         rest += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+
+
+def _drop_frames_between(stack: traceback.StackSummary) -> None:
+    """Those of ours through which user code was called by user code: a callback in a fit. What comes after it stays."""
+    users = [place for place, frame in enumerate(stack) if not frame.filename.startswith(_NOT_THE_USERS)]
+    last = users[-1] if users else 0
+    stack[:last] = [frame for frame in stack[:last] if not frame.filename.startswith(_PACKAGE)]
 
 
 def _is_bootstrap(filename: str) -> bool:
