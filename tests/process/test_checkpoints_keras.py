@@ -55,6 +55,7 @@ def test_a_fit_whose_workers_are_all_killed_goes_on_to_the_bits_of_a_calm_one(tm
     compare_logs(tmp_path, beside="other/calm")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_model_that_only_a_callback_trains_is_said_not_to_be_saved(tmp_path):
     source = """

@@ -134,7 +134,12 @@ def test_a_loop_with_one_replica_goes_on_to_the_bits_of_a_calm_one(is_zipped, tm
     assert is_zipped or hash_of(ended) == calm
 
 
-@pytest.mark.parametrize(("workers", "handler"), [(1, "before"), (1, "after"), (2, "before"), (2, "after")])
+REST = [(1, "before"), (1, "after"), (2, "before")]
+
+
+@pytest.mark.parametrize(
+    ("workers", "handler"), [(2, "after"), *(pytest.param(*each, marks=pytest.mark.slow) for each in REST)]
+)
 def test_a_handler_of_the_scripts_own_is_called_and_the_step_is_saved_all_the_same(workers, handler, tmp_path):
     raises = (workers, handler) in ((1, "before"), (2, "after"))
     given = {"workers": workers, "replicas": workers, "handler": handler, "raises": raises, "deadline_s": 4}
@@ -147,6 +152,7 @@ def test_a_handler_of_the_scripts_own_is_called_and_the_step_is_saved_all_the_sa
     assert "without saving" not in ended.err
 
 
+@pytest.mark.slow
 def test_a_rest_of_the_script_that_is_cut_after_sigterm_is_not_said_to_be_unsaved(tmp_path):
     """The wish comes in the last batch: no border follows, and the end of the loop saves by itself."""
     run = start(

@@ -112,6 +112,7 @@ def test_a_plain_batch_is_split_and_said_once():
     assert said.count("was given a plain batch: it is split") == 1
 
 
+@pytest.mark.slow
 def test_steps_that_exchange_in_their_middle_train_to_the_numbers_of_one_device():
     results, said = run(2, 2, "in_turns", "synchronized", "--one-each", "--plain")
     compare_numbers(results)

@@ -130,6 +130,7 @@ def test_sync_batchnorm_is_said_not_to_be_known_to_loops(found):
     assert found["said"].count("strategy.run does not know it") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_keras_on_another_backend_is_named_where_a_loop_meets_it(tmp_path):
     source = """

@@ -255,6 +255,7 @@ print("found", strategy.load(path), os.listdir(sys.argv[1]) == ["work"] or sorte
     assert "found {'old': 1}" in run(tmp_path, script, str(tmp_path), timeout_s=60).out
 
 
+@pytest.mark.slow
 def test_a_save_by_the_main_worker_alone_is_an_error_and_no_hang(tmp_path):
     script = training(
         """

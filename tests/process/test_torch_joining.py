@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.process.scripts import Ended, start
+from tests.process.scripts import Ended, Run, start
 
 pytestmark = pytest.mark.torch
 
@@ -107,17 +109,31 @@ SCRIPT = f"""
     """
 
 
-def train(directory: Path, victim: int, how: str) -> Ended:
+def begin(directory: Path, victim: int, how: str) -> Run:
     lives = directory / "lives"
     lives.mkdir(parents=True)
-    return start(directory, SCRIPT, str(victim), how, str(lives)).finish(200, leaves=["torch"])
+    return start(directory, SCRIPT, str(victim), how, str(lives))
+
+
+def end(run: Run) -> Ended:
+    return run.finish(200, leaves=["torch"])
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory) -> Ended:
-    ended = train(tmp_path_factory.mktemp("calm"), -1, "range")
-    assert ended.code == 0, ended.err
-    return ended
+def calm_run(tmp_path_factory) -> Run:
+    """Beside the first one that is struck."""
+    return begin(tmp_path_factory.mktemp("calm"), -1, "range")
+
+
+@pytest.fixture(scope="module")
+def calm(calm_run) -> Callable[[], Ended]:
+    @cache
+    def finish() -> Ended:
+        ended = end(calm_run)
+        assert ended.code == 0, ended.err
+        return ended
+
+    return finish
 
 
 CASES = [
@@ -129,7 +145,7 @@ CASES = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim, how", CASES)
 def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_calm_run(victim, how, calm, tmp_path):
-    ended = train(tmp_path, victim, how)
+    ended = end(begin(tmp_path, victim, how))
     assert ended.code == 0, ended.err
     who = f"worker {victim} (cpu:0/v{victim})"
     killed, started, joined = (line for line in ended.said() if "checkpoint" not in line)
@@ -141,7 +157,7 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     step = int(joined.removeprefix(f"{who} has joined at step ").partition(";")[0])
     epoch, batch = divmod(step, BATCHES)
     assert epoch == JOINED[0] and JOINED[1] < batch < BATCHES, joined
-    expected, facts = calm.facts()[0], ended.facts()
+    expected, facts = calm().facts()[0], ended.facts()
     for worker in range(3):
         assert facts[worker]["life"] == 1 + (worker == victim)
         for name in ("sha256", "step", "draw", "record"):
@@ -150,7 +166,7 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     assert newcomer["metrics"] == expected["metrics"][0 if how.startswith("range") else JOINED[0] :]
     assert not newcomer["main"], "what it has not run it cannot know"
     assert "life 2 not main" in ended.log(victim) and "life 2" not in ended.out
-    assert _printed(ended) == _printed(calm) != []
+    assert _printed(ended) == _printed(calm()) != []
 
 
 def _printed(ended: Ended) -> list[str]:

@@ -123,6 +123,7 @@ def test_a_training_that_loses_a_worker_ends_with_the_bits_of_a_calm_one(tmp_pat
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_in_its_own_code_ends_the_run_at_once(tmp_path):
     """The others wait for it in the meeting; nobody is held up by connections that are open."""
     script = f"""
