@@ -171,22 +171,25 @@ NOTES = """## Notes
   cores compute 32 rows at once, and 184 ms where TensorFlow itself spreads 64 rows over both cores. The update takes
   another 20 to 29 ms in both workers, while TensorFlow alone does parts of it during backward.
 - Tried, and kept: graphs called by flat lists of tensors, sums in few flat arrays, XLA for the update of models with
-  few variables (4.8 to 1.6 ms for the small CNN in `fit`; a step of a loop 19.8 to 15.4 ms), rows cut by NumPy, not by
-  TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
+  few variables (4.8 to 1.6 ms for the small CNN in `fit`; a step of a loop 19.8 to 15.4 ms), rows cut by NumPy, not
+  by TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
   iterators alive (stalls of 0.5 to 2 s), places in flat arrays computed once (0.3 ms), one call out of a loop's graph
-  less (0.4 ms). Tried, and no gain: XLA for the update of MobileNetV2 (29 to 20 ms by itself, and nothing in a step:
-  183 against 190 ms), TensorFlow's single-threaded executor (its update 21 to 18 ms, nothing elsewhere).
+  less (0.4 ms), functions that stand in for Keras's put there once for a `fit` and not for every replica (on PyTorch,
+  one worker with two replicas 1.10 to 1.00), seeds looked for once (on JAX 1.12 to 1.06). Tried, and no gain: XLA for
+  the update of MobileNetV2 (29 to 20 ms by itself, and nothing in a step: 183 against 190 ms), TensorFlow's
+  single-threaded executor (its update 21 to 18 ms, nothing elsewhere).
 - Which bars lie above `half` on this machine, and which are Duoka's own cost: MobileNetV2 at 1.4 times the better
-  MirroredStrategy and the large batch of Reuters at 1.3 times the default one would have to be faster than two workers
-  that exchange nothing. In the small steps (Reuters, 32 rows) the exchange takes 3 to 5 ms: about 1 ms is copying,
+  MirroredStrategy and the large batch of Reuters at 1.3 times the default one would have to be faster than two
+  workers that exchange nothing. In the small steps (Reuters, 32 rows) the exchange takes about 3 ms: 1 ms is copying,
   adding and comparing, the rest is waiting for the slower of two workers at every step, and work that Keras otherwise
-  does while the step computes (on JAX and TensorFlow, which return before it is done).
+  does while the step computes (on JAX and TensorFlow, which return before it is done). A step of MobileNetV2 (147 ms,
+  by cProfile): gradients 98, handing them to NumPy 5, waiting for the slower worker 10, adding up and copying 5, the
+  update 20.
 - JAX against DataParallel: its two devices exchange inside of one compiled program, in one process; Duoka never adds up
   inside of compiled code, because XLA changes bits there.
-- One worker with two replicas: what is added is many small calls around each replica's step (hooks, seeds, cutting
-  rows, reading metrics): 2 to 4 ms of Python on PyTorch, where a step is Python as well.
-- The folder: reading and decoding takes both cores with plain `fit`, too. Tried: every worker reads all, one reads for
-  all on its own core, one reads for all with threads on all cores (the best of the three where decoding is heavy).
+- The folder has 1,024 pictures of MNIST. Reading and decoding takes both cores with plain `fit`, too. Tried: every
+  worker reads all, one reads for all on its own core, one reads for all with threads on all cores (the best of the
+  three where decoding is heavy).
 - The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
