@@ -24,8 +24,7 @@ from tests.process.strikes import Strike
 pytestmark = [pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("keras_chaos.py")
 REPLICAS = 4
-# In the temporary directory, killed or not; "tmp": of Keras's own, when it is killed in `model.save`.
-FRAMEWORKS_LEAVE = ["torchinductor_", "__autograph_generated_file", "tmp"]
+FRAMEWORKS_LEAVE = ["torchinductor_", "__autograph_generated_file"]  # in the temporary directory, killed or not
 KINDS = {"fit-torch": "torch", "fit-jax": "jax", "fit-tensorflow": "tensorflow", "loop-tensorflow": "tensorflow"}
 BACKENDS = [pytest.param(kind, marks=getattr(pytest.mark, backend)) for kind, backend in KINDS.items()]
 
@@ -65,6 +64,7 @@ def check(kind: str, num_workers: int, strikes: list[Strike]) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         ended = run(kind, num_workers, plan, Path(folder))
         saved = sorted(path.name for path in Path(folder).glob("[!.]*.keras"))
+        partial = [path.name for path in Path(folder).glob(".*.keras")]
     told = f"{plan}\n{ended.err[-3000:]}"
     assert ended.code == 0, told
     assert [f"worker {strike.worker} (" in ended.err for strike in strikes] == [True] * len(strikes), told
@@ -73,6 +73,7 @@ def check(kind: str, num_workers: int, strikes: list[Strike]) -> Ended:
     if kind.startswith("fit"):
         where = [strike.at_place for strike in strikes]
         assert saved == [f"{n}.keras" for n, place in enumerate(where) if place != "saving"] or None in where, told
+        assert len(partial) == where.count("saving") or None in where, f"{partial}: {told}"
     return ended
 
 

@@ -121,7 +121,9 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     killed, started, joined = ended.said()
     assert killed == f"{who} was ended by SIGKILL; 1 worker goes on (generation 1)."
     assert started == f"{who} is started again, and joins when it is ready."
-    assert joined.startswith(f"{who} has joined at step ") and "; 2 workers go on (generation 2)." in joined
+    assert joined.startswith(f"{who} has joined at step ") and joined.endswith(
+        "; 2 workers go on (generation 2). Of the script's own variables it has those that are named in strategy.also."
+    )
     expected, facts = calm(how).facts()[0], ended.facts()
     for worker in range(2):
         assert facts[worker]["life"] == 1 + (worker == victim)

@@ -149,7 +149,10 @@ def test_a_newcomer_joins_at_a_step_as_the_user_counts(scene):
     scene.come_to_border(0, 1, 2)
     scene.hear_given(0)
     scene.respawn.on_message(3, scene.started[0], {"kind": "settled", "offer": 1})
-    assert scene.said[-1].startswith("worker 3 has joined at step 5; 4 workers go on (generation 2). Of the")
+    assert scene.said[-1] == (
+        "worker 3 has joined at step 5; 4 workers go on (generation 2)."
+        " Of the script's own variables it has those that are named in strategy.also."
+    )
     assert scene.told[-1][1]["steps"] == 7, "the workers count those of the collective"
 
 
