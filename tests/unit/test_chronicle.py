@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -109,14 +110,22 @@ def test_an_old_exchange_has_its_sums_and_notes_and_misses_nothing(fd):
     assert exchange.result(buffers[1]) == 6
 
 
+def test_one_killed_between_the_first_record_and_the_head_leaves_an_empty_list(fd):
+    os.pwrite(fd, b"what came of a call", 64)
+    each = member(fd)
+    add(each, "sum", 3)
+    assert newcomer(fd).take("sum")[0] == 3
+
+
 def test_a_member_killed_while_it_writes_leaves_the_list_whole(fd):
-    for _ in range(20):
+    for attempt in range(20):
         start = Chronicle(fd).length
         if (pid := os.fork()) == 0:
             each = member(fd)
             each.num_passed = start
             while True:
                 add(each, "sum", *range(50))
+        time.sleep(0.0002 * attempt)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     each, late = member(fd), newcomer(fd)

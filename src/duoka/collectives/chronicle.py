@@ -87,7 +87,9 @@ class Chronicle:
 
     def _read_head(self) -> tuple[int, int, bool]:
         head = os.pread(self._fd, _HEAD.size, 0)
-        return _HEAD.unpack(head) if len(head) == _HEAD.size else (0, _START, False)
+        if len(head) < _HEAD.size or not any(head):  # zeros: the first to write was killed before it came to the head
+            return 0, _START, False
+        return _HEAD.unpack(head)
 
     def _write_head(self, length: int, end: int, *, is_closed: bool) -> None:
         os.pwrite(self._fd, _HEAD.pack(length, end, is_closed), 0)
