@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -80,7 +81,10 @@ def fit(strategy, victim: Victim, path: str) -> tuple[str, list[float]]:
         fsync(descriptor)
 
     os.fsync = sync
+    under_way = Path(f"{path}-{strategy.worker}-is-being-saved")
+    under_way.touch()
     model.save(path)
+    under_way.unlink()
     os.fsync = fsync
     return digest([*model.variables, *model.optimizer.variables]), [n for each in history.values() for n in each]
 

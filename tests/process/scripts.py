@@ -48,6 +48,9 @@ class Ended:
         (only,) = (self.directory / "runs").iterdir()
         return only
 
+    def logs(self) -> list[str]:
+        return [path.read_text() for path in self.run_directory.glob("worker-*.log")]
+
     def log(self, worker: int) -> str:
         return (self.run_directory / f"worker-{worker}.log").read_text()
 
@@ -131,8 +134,11 @@ class Run:
         self._start = time.monotonic()  # what is timed from here on is the ending
         self.process.send_signal(number)
 
-    def finish(self, timeout_s: float = 30, leaves: Sequence[str] = ()) -> Ended:
-        """Wait for the end, and see that nothing but `runs/` and the named temporary files is left; those go now."""
+    def finish(self, timeout_s: float = 30, leaves: Sequence[str] | Callable[[], Sequence[str]] = ()) -> Ended:
+        """Wait for the end, and see that nothing but `runs/` and the named temporary files is left; those go now.
+
+        What may be left can depend on what happened: then it is asked for at the end.
+        """
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -141,7 +147,7 @@ class Run:
             raise AssertionError(f"the run has not ended after {timeout_s} s:\n{shown}") from None
         seconds = time.monotonic() - self._start
         wait_until(lambda: not self.alive(), 1, self)  # what was just killed may need a moment to go
-        self.check_files(leaves)
+        self.check_files(leaves() if callable(leaves) else leaves)
         self.end()
         return Ended(code, self.out, self.err, seconds, self.directory)
 

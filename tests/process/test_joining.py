@@ -47,6 +47,7 @@ class Story:
     overrun: int = 0  # how many steps more one that has come back wants to run
     leaves_in_s: float = 0.0  # how long that one takes to leave
     is_struck_then: bool = False  # worker 2 dies 0.3 s after it has begun to leave, before anybody has missed it
+    is_tried: bool = True  # an older worker computes the first of what one computes that has come back
     deed: str = ""  # what one that has come back does otherwise than the others, three steps after it has joined
 
 
@@ -80,7 +81,7 @@ def train(collective, story: Story, directory: Path) -> dict:
 
     collective.moment = moment
     collective.barrier()
-    if life > 1 and story.mistake:
+    if life > 1 and story.mistake in ("another call", "an error"):
         (directory / f"ready-{collective.worker}-{life}").touch()
         collective.broadcast(np.zeros(2)) if story.mistake == "another call" else int("no number")
     float(collective.all_reduce([np.float64(1)] * len(collective.replicas)))
@@ -90,6 +91,7 @@ def train(collective, story: Story, directory: Path) -> dict:
     if joining is not None:
         joining.allow()
     joined_at = STEPS
+    witnessed: list[tuple[int, int]] = []
     while state.step < STEPS + (life > 1) * story.overrun:
         if joining is not None:
             if joining.is_newcomer:
@@ -117,6 +119,7 @@ def train(collective, story: Story, directory: Path) -> dict:
             collective.barrier()
         moment(f"step {state.step}")
         exchange = collective.exchange(buffers, f"of step {state.step}")
+        exchange.is_tried = story.is_tried
 
         def place(replica: int, exchange=exchange, deed=deed) -> bytes:
             collective.work_on(state.step, (replica,))
@@ -125,7 +128,9 @@ def train(collective, story: Story, directory: Path) -> dict:
                 poison.touch()
             if deed == "raises in a step" or poison.exists():
                 int(f"no number on worker {collective.worker}")
-            exchange.slot(buffers[0], replica)[:] = gradient(replica, state.step, state.weights)
+            is_other = life > 1 and story.mistake == "other numbers"
+            witnessed.append((state.step, replica)) if exchange.is_witnessed(replica) else None
+            exchange.slot(buffers[0], replica)[:] = gradient(replica, state.step, state.weights) + is_other
             exchange.slot(buffers[1], replica)[:] = 1 + state.step
             return b"%d/%d" % (state.step + (deed == "says something else"), replica)
 
@@ -137,7 +142,8 @@ def train(collective, story: Story, directory: Path) -> dict:
         state.step += 1
         collective.end_step()
     sha256 = hashlib.sha256(state.weights.tobytes()).hexdigest()
-    return {"sha256": sha256, "applied": state.applied, "life": life, "counts": list(collective.placement.counts())}
+    facts = {"life": life, "counts": list(collective.placement.counts()), "witnessed": witnessed}
+    return {"sha256": sha256, "applied": state.applied} | facts
 
 
 def _be_struck_beside_one_that_leaves(worker: int, step: int, directory: Path) -> None:
@@ -293,6 +299,50 @@ def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_sp
     assert "worker 1 (cpu:0/v1) had come back, and was not done when the others were" in said[-1]
 
 
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_one_that_computes_other_numbers_in_its_first_step_ends_alone_and_they_do_not_count(
+    size, num_workers, tmp_path
+):
+    story = Story(num_workers, 5, size, (Strike(1, "step 3"),), mistake="other numbers")
+    said = check(story, tmp_path, left=num_workers - 1)
+    *_, unfit = said
+    assert len(said) == 4, said
+    assert unfit.startswith("worker 1 (cpu:0/v1) had come back, and computed other gradients than worker 0 from"), said
+    assert "name that in strategy.also(...); it is not started again; " in unfit
+
+
+def test_nobody_would_see_that_without_the_comparison(tmp_path):
+    story = Story(3, 5, "large", (Strike(1, "step 3"),), mistake="other numbers", is_tried=False)
+    with pytest.raises(AssertionError, match="has joined at step"):
+        check(story, tmp_path)
+
+
+def test_only_the_first_step_of_one_that_has_come_back_is_computed_twice(tmp_path):
+    launched, said = tell(Story(3, 5, "large", (Strike(1, "step 3"),)), tmp_path)
+    (joined,) = [line for line in said if "has joined at step" in line]
+    step = int(joined.partition(" at step ")[2].partition(";")[0])
+    assert [launched.results[worker]["witnessed"] for worker in range(3)] == [[[step, 4]], [], []], said
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize(
+    "strike, mistake",
+    [
+        (Strike(0, "witnessed"), ""),
+        (Strike(0, "witnessed"), "other numbers"),
+        (Strike(1, "depositing", life=2), ""),
+        (Strike(1, "depositing", life=2), "other numbers"),
+        (Strike(1, "arrived", life=2), ""),
+    ],
+)
+def test_a_death_while_the_first_step_is_computed_twice_changes_no_bit(strike, size, mistake, tmp_path):
+    story = Story(3, 5, size, (Strike(1, "step 3"), strike), joins=2, mistake=mistake)
+    said = check(story, tmp_path, left=-1, joined=-1)
+    assert sum("was ended by SIGKILL" in line for line in said) == 2, said
+    assert any("computed other gradients" in line for line in said) == bool(mistake), said
+
+
 DEEDS = {
     "raises between steps": "failed with ValueError (invalid literal for int() with base 10: 'no number')",
     "raises in a step": "failed with ValueError (invalid literal for int() with base 10: 'no number on worker 1')",
@@ -365,7 +415,9 @@ def write_story(seed: int, *, stops: bool = False) -> Story:
     mortals = [worker for worker in range(num_workers) if worker != immortal]
     strikes = [Strike(worker, f"step {chance.randrange(1, 9)}") for worker in mortals[:1]]
     for worker in mortals[1:]:
-        strikes.append(Strike(worker, chance.choice(MOMENTS), chance.randrange(1, 60)))
+        moment, count = chance.choice(MOMENTS), chance.randrange(1, 60)
+        # The second arrival of all is at a plain sum before the loop, which cannot go on without a worker's value.
+        strikes.append(Strike(worker, moment, max(count, 3) if moment == "arriving" else count))
     for worker in mortals:
         strikes.append(Strike(worker, chance.choice((*MOMENTS, "taking")), chance.randrange(1, 30), life=2))
     size = chance.choice(list(SIZES))

@@ -62,6 +62,20 @@ def test_a_stream_that_is_another_one_each_time_keeps_a_worker_from_coming_back_
     assert struck.facts()[1]["facts"] == calm.facts()[0]["facts"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax", "tensorflow")]
+)
+def test_gradients_that_depend_on_what_the_script_keeps_end_the_one_that_has_come_back_alone(backend, tmp_path):
+    calm = train(tmp_path / "calm", backend, [], anneals=True)
+    struck = train(tmp_path / "struck", backend, [[0, 1, 2]], anneals=True)
+    assert struck.code == 0, struck.err[-3000:]
+    assert "worker 0 (cpu:0/v0) has joined at step " in struck.err
+    line = "worker 0 (cpu:0/v0) had come back, and computed other gradients than worker 1 from the same rows and"
+    assert struck.err.count(line) == 1, struck.err
+    assert struck.facts()[1]["facts"] == calm.facts()[0]["facts"]
+
+
 def compare(calm: Ended, struck: Ended, strikes: list[list[int]]) -> None:
     """Each strike has happened, each worker has come back, and all of them know what nobody was killed for."""
     assert calm.code == 0, calm.err[-3000:]

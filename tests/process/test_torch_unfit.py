@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.scripts import Ended, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
 
 SCRIPT = """
     import hashlib, os, signal, sys, time
@@ -49,11 +49,13 @@ SCRIPT = """
             if (epoch, index) == (3, 5) and how == "a row":
                 int("no row")
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            loss = nn.functional.cross_entropy(model(x), y)
+            (loss * (1 + 0.01 * (updates if how == "annealing" else strategy.step))).backward()
             optimizer.step()
             if strategy.stepped:
-                updates = updates + 1 if how == "warm-up" else strategy.step + 1
-                optimizer.param_groups[0]["lr"] = 1e-2 * min(1, 0.1 + 0.01 * updates)
+                updates = updates + 1 if how in ("warm-up", "annealing") else strategy.step + 1
+                rate = updates if how == "warm-up" else strategy.step + 1
+                optimizer.param_groups[0]["lr"] = 1e-2 * min(1, 0.1 + 0.01 * rate)
         accuracy = float(strategy.evaluate(count_correct, loader))
         if how == "best" and epoch == 0:
             best = accuracy
@@ -82,8 +84,17 @@ def calm(tmp_path_factory) -> Ended:
 @pytest.mark.parametrize(
     "how, why",
     [
-        ("best", "failed with TypeError ('>' not supported between instances of 'float' and 'NoneType')"),
-        ("warm-up", "did otherwise in its loop body than the others: 'learning rates 0.00"),
+        ("annealing", "computed other gradients than worker 0 from the same rows and weights (replica 3): they"),
+        pytest.param(
+            "best",
+            "failed with TypeError ('>' not supported between instances of 'float' and 'NoneType')",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "warm-up",
+            "did otherwise in its loop body than the others: 'learning rates 0.00",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_a_script_keeps_by_itself_ends_the_one_that_has_come_back_alone(how, why, calm, tmp_path):
@@ -94,9 +105,11 @@ def test_what_a_script_keeps_by_itself_ends_the_one_that_has_come_back_alone(how
     assert unfit.startswith(f"worker 1 (cpu:0/v1) had come back, and {why}"), unfit
     assert unfit.endswith("; it is not started again; 2 workers go on (generation 3).")
     assert ended.out == calm.out and "weights" in calm.out
-    assert ("TypeError" if how == "best" else "theirs: ") in ended.log(1)
+    found = {"annealing": "computed other gradients", "best": "TypeError", "warm-up": "theirs: "}
+    assert found[how] in ended.log(1)
 
 
+@pytest.mark.slow
 def test_an_error_that_all_come_by_is_still_the_users_own(tmp_path):
     ended = train(tmp_path, "a row")
     assert ended.code == 1, ended.err

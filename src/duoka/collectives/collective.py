@@ -39,9 +39,13 @@ class Exchange(ABC):
 
     `common_part` gives what must be the same in the notes of all replicas. Whoever has come back, and is alone with
     something else there, is taken out of the run before anything is added up.
+
+    With `is_tried`, set before the first slot is asked for, a replica of one that has just come back is `missing` on an
+    older worker, too: what both write is compared, and only the owner's counts (see `trial.py`).
     """
 
     common_part: Callable[[bytes], bytes] | None = None
+    is_tried = False
 
     @property
     @abstractmethod
@@ -55,6 +59,10 @@ class Exchange(ABC):
     @abstractmethod
     def deposit(self, replica: int, note: bytes = b"") -> None:
         """This replica's slots are written. The note travels along and reaches all workers."""
+
+    def is_witnessed(self, replica: int) -> bool:
+        """Whether this worker computes this replica only for comparison."""
+        return False
 
     @abstractmethod
     def commit(self, deadline_s: float | None = None) -> bool:
@@ -112,6 +120,11 @@ class Collective(ABC):
         counts: Counter[str] = self.__dict__.setdefault("_counts", Counter())
         counts[what] += 1
         return counts[what] - 1
+
+    @property
+    def witnessed(self) -> tuple[int, ...]:
+        """The replicas that this worker computes in this step beside its own, where an exchange `is_tried`."""
+        return ()
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from duoka.collectives.decision import Decision
 from duoka.collectives.meeting import Meeting
+from duoka.collectives.trial import Trial
 from duoka.topology.placement import Placement, place
 
 
@@ -28,6 +29,8 @@ class Dealing:
         self._adopt_later: list[Decision] = []
         self._lost_call = 0
         self._before_loss = self._placement
+        self._newcomer: int | None = None  # who has joined, and whose numbers have not been compared yet
+        self._is_compared = False
         self.last_loss: Decision | None = None
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
 
@@ -39,6 +42,18 @@ class Dealing:
     def homes(self) -> tuple[int, ...]:
         """The first replica of each share as they were dealt; unchanged while lost replicas move."""
         return tuple(share.replicas[0] for share in self._dealt.shares)
+
+    @property
+    def trial(self) -> Trial | None:
+        """In the first step of a worker that has come back in which its numbers can be compared with an older one's."""
+        newcomer, workers = self._newcomer, self._placement.workers
+        if newcomer is None or newcomer not in workers or len(workers) == 1:
+            return None
+        return Trial(newcomer, self._dealt.replicas_of(newcomer)[0], self._meeting.ages.sort(workers)[0])
+
+    def end_trial(self) -> None:
+        """Its numbers are those that an older one has computed. Within this step, others may follow."""
+        self._is_compared = True
 
     def is_lost(self, number: int) -> bool:
         """Whether values of a lost worker were due in this call."""
@@ -63,10 +78,11 @@ class Dealing:
             self._placement = self._placement.without(decision.lost)
             self._deal_anew = True
 
-    def deal_to(self, workers: Sequence[int]) -> None:
+    def deal_to(self, workers: Sequence[int], newcomer: int) -> None:
         """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
         self._adopt_later, self._lost_call = [], 0
         self._deal(workers)
+        self._newcomer, self._is_compared = newcomer, False
 
     def _deal(self, workers: Iterable[int]) -> None:
         # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
@@ -76,6 +92,8 @@ class Dealing:
 
     def end_step(self) -> None:
         """The border of a step has come; the meeting has counted it."""
+        if self._is_compared:
+            self._newcomer = None
         if self._deal_anew:
             self._deal(self._placement.workers)
         postponed, self._adopt_later = self._adopt_later, []

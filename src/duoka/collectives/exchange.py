@@ -26,6 +26,7 @@ from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.decision import Regrouped
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
+from duoka.collectives.trial import Hearing, Trial
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
 
@@ -95,6 +96,7 @@ class SharedExchange(Exchange):
         self._notes: dict[int, bytes] = {}
         self._parents = parents(collective.num_replicas)
         self._small_results: dict[int, Array] = {}
+        self._hearing = Hearing(collective.worker, self._find_trial)
         self.is_small = carry is None and sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
         self._is_committed = False
         self._all_notes: list[bytes] = []
@@ -106,10 +108,17 @@ class SharedExchange(Exchange):
     @property
     def missing(self) -> tuple[int, ...]:
         mine = self._placement.replicas_of(self._collective.worker)
-        return tuple(r for r in mine if r not in self._deposited)
+        return (*(r for r in mine if r not in self._deposited), *self._hearing.awaited)
+
+    def _find_trial(self) -> Trial | None:
+        return self._collective.dealing.trial if self.is_tried else None
+
+    def is_witnessed(self, replica: int) -> bool:
+        return self._hearing.is_witness(replica)
 
     def slot(self, buffer: Buffer, replica: int) -> Array:
-        return self._known(buffer).slot(replica)
+        known = self._known(buffer)
+        return self._hearing.slot(known, replica) if self._hearing.concerns(replica) else known.slot(replica)
 
     def _known(self, buffer: Buffer) -> Any:
         assert buffer in self._buffers, "a buffer of this exchange"
@@ -119,6 +128,11 @@ class SharedExchange(Exchange):
         assert replica in self.missing, f"replica {replica} is not awaited here"
         check_note(note)
         self._moment("depositing")
+        if self._hearing.concerns(replica):
+            self._hearing.testify(self._buffers, replica)
+            if self._hearing.is_witness(replica):
+                self._moment("witnessed")
+                return
         self._deposited.add(replica)
         self._notes[replica] = note
         self._complete_node(Node(replica, replica + 1), self._placement.share_of(replica).replicas)
@@ -182,6 +196,7 @@ class SharedExchange(Exchange):
         self._collective.part_from_odd_calls(self._number, self._placement.workers, deadline_s)
         self._collective.compare_calls(self._number, self._placement.workers)
         self._part_from_odd_notes(deadline_s)
+        self._part_from_other_bits(deadline_s)
         if not self.is_small:
             if self._carry is None:
                 self._reduce()
@@ -204,6 +219,12 @@ class SharedExchange(Exchange):
             listing = f"{what}\nits: {own.decode(errors='replace')}\ntheirs: {theirs.decode(errors='replace')}"
             self._meeting.part_from(odd, what, listing, deadline_s)
 
+    def _part_from_other_bits(self, deadline_s: float) -> None:
+        trial = self._collective.dealing.trial
+        if trial is not None and len(set(self._staging.read_testimonies(self._number))) > 1:
+            what = trial.tell_difference()
+            self._meeting.part_from([trial.worker], what, what, deadline_s)
+
     def _stage(self) -> None:
         """Copy this worker's partial sums to where everybody reads small numbers, each of them once.
 
@@ -222,6 +243,8 @@ class SharedExchange(Exchange):
     def _write_notes(self) -> None:
         for replica, note in self._notes.items():
             self._staging.write_note(self._number, replica, note)
+        if self._hearing.testimony is not None:
+            self._staging.write_testimony(self._number, *self._hearing.testimony)
 
     def _reduce(self) -> None:
         for home in self._homes:
@@ -248,6 +271,8 @@ class SharedExchange(Exchange):
 
     def _finish(self) -> None:
         self._is_committed = True
+        if self._collective.dealing.trial is not None and len(self._staging.read_testimonies(self._number)) == 2:
+            self._collective.dealing.end_trial()
         self._moment("completed")
         self._collective.complete(self._number)
         if not self.is_small and self._carry is None:

@@ -158,7 +158,7 @@ class Joining:
                     continue
                 self._meeting.offers.pop(offer.worker, None)
                 if joined:
-                    collective.dealing.deal_to(self._meeting.membership.workers)
+                    collective.dealing.deal_to(self._meeting.membership.workers, offer.worker)
                 else:
                     os.ftruncate(self._parcel, 0)  # nobody takes it any more
                 return

@@ -71,6 +71,11 @@ class SharedMemory(Collective):
     def own_replicas(self) -> tuple[int, ...]:
         return self.dealing.placement_in(self.next_number).replicas_of(self.worker)
 
+    @property
+    def witnessed(self) -> tuple[int, ...]:
+        trial = self.dealing.trial
+        return (trial.replica,) if trial is not None and trial.witness == self.worker else ()
+
     # What a call consists of.
 
     @property
@@ -140,7 +145,7 @@ class SharedMemory(Collective):
     def enter(self) -> None:
         """This worker has joined, and goes on where the others are."""
         self._number = self.meeting.completed
-        self.dealing.deal_to(self.meeting.membership.workers)
+        self.dealing.deal_to(self.meeting.membership.workers, self.worker)
 
     def work_on(self, step: int, replicas: Sequence[int]) -> None:
         self.meeting.work_on(Work.of(step, replicas))

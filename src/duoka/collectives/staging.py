@@ -19,12 +19,14 @@ SLOT_BYTES = 128 * 1024
 NOTE_BYTES = 4096
 _LENGTH = struct.Struct("<I")
 LONGEST_NOTE = NOTE_BYTES - _LENGTH.size
+_NUMBER = struct.Struct("<Q")
+_NUM_TESTIMONIES = 2
 
 
 class Staging:
     def __init__(self, arena: Arena, num_replicas: int) -> None:
         self._num_replicas = num_replicas
-        set_bytes = num_replicas * (SLOT_BYTES + NOTE_BYTES)
+        set_bytes = num_replicas * SLOT_BYTES + (num_replicas + _NUM_TESTIMONIES) * NOTE_BYTES
         piece = arena.reserve(2 * set_bytes, "small messages")
         self._sets = [piece.bytes[parity * set_bytes : (parity + 1) * set_bytes] for parity in (0, 1)]
         self._notes = [memoryview(part[self.wide_bytes :].data) for part in self._sets]
@@ -53,6 +55,15 @@ class Staging:
         notes, start = self._notes[number & 1], replica * NOTE_BYTES
         (length,) = _LENGTH.unpack_from(notes, start)
         return bytes(notes[start + _LENGTH.size : start + _LENGTH.size + length])
+
+    def write_testimony(self, number: int, place: int, digest: bytes) -> None:
+        """What one of the two says who compute the same replica in this call."""
+        self.write_note(number, self._num_replicas + place, _NUMBER.pack(number) + digest)
+
+    def read_testimonies(self, number: int) -> list[bytes]:
+        """Those that belong to this call."""
+        notes = [self.read_note(number, self._num_replicas + place) for place in range(_NUM_TESTIMONIES)]
+        return [note[_NUMBER.size :] for note in notes if note[: _NUMBER.size] == _NUMBER.pack(number)]
 
 
 def check_note(note: bytes) -> None:

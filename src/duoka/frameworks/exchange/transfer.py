@@ -62,11 +62,13 @@ class Transfer:
         self._digest = zlib.crc32(repr((self._packing.digest, self._slices_packing.digest, self._other_bytes)).encode())
         self._views: dict[int, list[Array]] = {}  # of the fixed slots, by replica
 
-    def open(self, name: str) -> Exchange:
+    def open(self, name: str, *, is_tried: bool = False) -> Exchange:
         """Begin an exchange; the name is compared between workers, and with it what travels."""
         sizes = self._slices_packing.sizes.items()
         self._buffers = [*self._fixed, *(self._collective.scratch(count, dtype) for dtype, count in sizes)]
-        return self._collective.exchange(self._buffers, f"{name}, contents {self._digest:08x},")
+        exchange = self._collective.exchange(self._buffers, f"{name}, contents {self._digest:08x},")
+        exchange.is_tried = is_tried
+        return exchange
 
     def _summed(self, outcome: Outcome) -> list[Array]:
         dense: list[Array] = []
@@ -84,9 +86,7 @@ class Transfer:
         flats, others, scratch = self._slots(exchange, replica)
         arrays = self._summed(outcome)
         num_weighted = len(arrays) - len(outcome.metrics)
-        if replica not in self._views:
-            self._views[replica] = self._packing.views(flats)
-        for n, (slot, array) in enumerate(zip(self._views[replica], arrays, strict=True)):
+        for n, (slot, array) in enumerate(zip(self._views_of(exchange, replica, flats), arrays, strict=True)):
             if n < num_weighted:
                 np.multiply(array, weight, out=slot, dtype=slot.dtype, casting="same_kind")
             else:
@@ -106,6 +106,13 @@ class Transfer:
                 raise _uneven(len(part.indices), num_rows)
             indices[start:stop] = part.indices
             np.multiply(part.values, weight, out=values[start:stop], dtype=values.dtype, casting="same_kind")
+
+    def _views_of(self, exchange: Exchange, replica: int, flats: Sequence[Array]) -> list[Array]:
+        if exchange.is_witnessed(replica):
+            return self._packing.views(flats)
+        if replica not in self._views:
+            self._views[replica] = self._packing.views(flats)
+        return self._views[replica]
 
     def write_nothing(self, exchange: Exchange, replica: int) -> None:
         """For a replica without rows: left out of every sum."""

@@ -74,7 +74,8 @@ class Steps:
                 self._tell(f"{names}: what replicas make of it is merged to a mean, weighted by rows, as for BatchNorm")
         transfer = self._transfer_for(ready[first], first, total_rows)
         kind = "step" if self._is_training else "validation after step"
-        exchange = transfer.open(f"of {kind} {self._progress.step}, {total_rows} rows")
+        name = f"of {kind} {self._progress.step}, {total_rows} rows"
+        exchange = transfer.open(name, is_tried=self._is_training)
         data = digest(batch)
 
         def place(replica: int) -> bytes:

@@ -54,6 +54,7 @@ class Step:
         self.contents = Contents(
             name,
             bool(updates),
+            bool(self.updates),
             tuple(self._is_sparse),
             len(self.moving),
             len(self.others),

@@ -34,6 +34,7 @@ class Contents:
 
     name: str
     is_training: bool
+    can_be_tried: bool  # nothing is exchanged in its middle: it may be computed for comparison only
     is_sparse: tuple[bool, ...]  # gradients: those that are slices are two arrays
     num_moving: int
     num_others: int
@@ -115,16 +116,17 @@ class Turns:
             self._transfer = self._transfer_for(outcome, replica, contents)
             kind = "step" if contents.is_training else "run after step"
             name = f"of {kind} {self._progress.step} ({contents.name}), {self._total_rows} rows"
-            self._exchange = self._transfer.open(name)
+            self._exchange = self._transfer.open(name, is_tried=contents.can_be_tried)
         assert self._exchange is not None
+        is_witnessed = self._exchange.is_witnessed(replica)
         if num_rows:
             self._transfer.write(self._exchange, replica, outcome, num_rows)
             counters = outcome.others[: len(contents.counters)]
             self._exchange.deposit(replica, Note(self._data, rate, digest_of(counters)).pack())
-            self._parts[replica] = parts
         else:
             self._leave_out(replica)
-            self._parts[replica] = [part[:0] for part in parts]
+        if not is_witnessed:
+            self._parts[replica] = parts if num_rows else [part[:0] for part in parts]
         return self._advance()
 
     def _advance(self) -> list[Array]:

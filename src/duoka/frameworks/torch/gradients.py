@@ -118,8 +118,12 @@ class Gradients:
             self._loop.is_in_backward = True
             body.loss = _as_number(roots[0]) if roots else 0.0
             body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
-            if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
-                self._start_over_with_whole_shares(body)
+            if body.has_called_step and not self._loop.runs_whole_shares:
+                if len(self._collective.replicas) > 1:
+                    self._start_over_with_whole_shares(body)
+                elif self._collective.witnessed and self._loop.can_be_tried:
+                    self._start_over(body)  # without the replica that is computed for comparison
+                self._loop.steps_in_middle = True
             if not body.is_discarded:
                 self._set_aside()
                 if not body.backwards:
@@ -160,15 +164,18 @@ class Gradients:
                 f"At step {self._loop.step} the body of replica {body.replica} steps more than once, others do not.",
                 do="let the bodies of all replicas do the same.",
             )
-        body.is_discarded = True
+        self._start_over(body)
         self._loop.runs_whole_shares = True
-        for round in self._rounds:
-            round.forget()
         self._tell(
             "this loop steps more than once per batch: each worker runs its rows as one batch."
             " The numbers are those of one device; equal bits need an equal number of workers",
             "whole shares",
         )
+
+    def _start_over(self, body: Body) -> None:
+        body.is_discarded = True
+        for round in self._rounds:
+            round.forget()
 
     def leave_backward(self) -> None:
         self._depth -= 1
@@ -232,7 +239,8 @@ class Gradients:
         while len(self._rounds) <= body.backwards:
             self._rounds.append(self._make_round(f"backward {len(self._rounds)}"))
         round = self._rounds[body.backwards]
-        round.open(f"of step {self._loop.batch}, backward {body.backwards + 1}, order {self._loop.order},")
+        name = f"of step {self._loop.batch}, backward {body.backwards + 1}, order {self._loop.order},"
+        round.open(name, is_tried=self._loop.can_be_tried)
         return round
 
     def _make_round(self, name: str) -> Round:

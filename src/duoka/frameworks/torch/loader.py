@@ -183,7 +183,18 @@ class PreparedLoader:
     def _units(self) -> list[Unit]:
         """The bodies of one batch on this worker."""
         replicas = self._collective.replicas
-        return [replicas] if self._loop.runs_whole_shares else [(replica,) for replica in replicas]
+        if self._loop.runs_whole_shares:
+            return [replicas]
+        return [(replica,) for replica in (*replicas, *self._witnessed)]
+
+    @property
+    def _witnessed(self) -> tuple[int, ...]:
+        """What is computed for comparison only, with a worker that has just come back."""
+        return self._collective.witnessed if self._loop.can_be_tried else ()
+
+    def _mark(self, unit: Unit) -> set[tuple[int, bool]]:
+        """Its replicas, and whether they are this worker's own."""
+        return {(replica, replica in self._collective.replicas) for replica in unit}
 
     def _run(self, batches: Iterable[tuple[int, Load]], first: int) -> Iterator[Any]:
         """Lead the loop; or, where another loader leads it already, follow its replicas."""
@@ -214,10 +225,11 @@ class PreparedLoader:
             self._hooks.begin_step()
         self._hooks.begin_batch(num_rows, is_last)
         self.passes.give()
-        done: set[int] = set()
+        done: set[tuple[int, bool]] = set()  # what was computed for comparison only may be inherited later
         is_first = True
-        while remaining := [unit for unit in self._units() if not done.issuperset(unit)]:
+        while remaining := [unit for unit in self._units() if not done.issuperset(self._mark(unit))]:
             unit = remaining[0]
+            mark = self._mark(unit)
             _, rows = rows_of(num_rows, self._collective.num_replicas, unit)
             self._collective.work_on(self._loop.step, unit)
             batch = self._to_device(load(unit))
@@ -235,7 +247,7 @@ class PreparedLoader:
             if self._loop.is_complete:
                 break  # replicas inherited since then took part already: they were lost after the exchange
             if not body.is_discarded:
-                done.update(unit)
+                done.update(mark)
         self._hooks.end_batch()
 
     def _to_device(self, batch: Any) -> Any:

@@ -49,16 +49,19 @@ class Round:
         self.used: np.ndarray | None = None  # which parameters got a gradient; known once it is committed
         self.taken: set[int] = set()
         self._slots: dict[int, list[torch.Tensor]] = {}
+        self._witnessed: list[torch.Tensor] = []  # the views of a replica that is computed for comparison only
         self._zeros: set[int] = set()  # replicas whose slots are known to hold zeros
 
     def forget(self) -> None:
         """A new batch begins."""
         self.exchange = self.used = None
+        self._witnessed = []
 
-    def open(self, name: str) -> Exchange:
+    def open(self, name: str, *, is_tried: bool = False) -> Exchange:
         if self.exchange is None:
             self.exchange = self._collective.exchange(self.buffers, name)
             self.exchange.common_part = read_story
+            self.exchange.is_tried = is_tried
         return self.exchange
 
     def slots(self, replica: int) -> list[torch.Tensor]:
@@ -67,14 +70,17 @@ class Round:
         return self._views(replica)
 
     def _views(self, replica: int) -> list[torch.Tensor]:
+        assert self.exchange is not None
+        if self.exchange.is_witnessed(replica):
+            self._witnessed = self._witnessed or self._make_views(self.exchange, replica)
+            return self._witnessed
         if replica not in self._slots:
-            assert self.exchange is not None
-            flats = [
-                torch.as_tensor(self.exchange.slot(self.buffers[group], replica))
-                for group in range(len(self._layout.dtypes))
-            ]
-            self._slots[replica] = self._layout.views(flats)
+            self._slots[replica] = self._make_views(self.exchange, replica)
         return self._slots[replica]
+
+    def _make_views(self, exchange: Exchange, replica: int) -> list[torch.Tensor]:
+        groups = range(len(self._layout.dtypes))
+        return self._layout.views([torch.as_tensor(exchange.slot(self.buffers[group], replica)) for group in groups])
 
     def touched(self, replica: int, index: int) -> torch.Tensor | None:
         """Where a replica says which rows of a sparse gradient it has touched."""

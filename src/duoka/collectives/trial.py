@@ -1,0 +1,86 @@
+"""The first step of a worker that has come back: an older one computes one of its replicas, too, and bits are compared.
+
+Whoever has come back has the state of the run, and not what the script keeps by itself: a counter that anneals a loss,
+an averaged teacher. Gradients that depend on that would be others from then on, and nothing else would show it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from duoka.collectives.arrays import Array
+
+
+class _Slots(Protocol):
+    dtype: np.dtype[Any]
+    count: int
+
+    def slot(self, replica: int) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Trial:
+    worker: int  # which has come back
+    replica: int  # its first one
+    witness: int  # the worker that computes this replica, too, without handing it in
+
+    def tell_difference(self) -> str:
+        return (
+            f"computed other gradients than worker {self.witness} from the same rows and weights (replica"
+            f" {self.replica}): they depend on what it was not handed; name that in strategy.also(...)"
+        )
+
+
+class Hearing:
+    """What one worker does in one exchange for the trial, if there is one."""
+
+    def __init__(self, worker: int, find_trial: Callable[[], Trial | None]) -> None:
+        self._worker = worker
+        self._find_trial = find_trial
+        self._slots: dict[int, Array] = {}
+        self.testimony: tuple[int, bytes] | None = None  # 0: of the one that has come back, 1: of the witness
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """What the witness has still to compute."""
+        trial = self._find_trial()
+        is_due = trial is not None and trial.witness == self._worker and self.testimony is None
+        return (trial.replica,) if trial is not None and is_due else ()
+
+    def is_witness(self, replica: int) -> bool:
+        trial = self._find_trial()
+        return trial is not None and (trial.witness, trial.replica) == (self._worker, replica)
+
+    def concerns(self, replica: int) -> bool:
+        """Whether this worker is one of the two that compute this replica."""
+        trial = self._find_trial()
+        return trial is not None and trial.replica == replica and self._worker in (trial.worker, trial.witness)
+
+    def slot(self, buffer: _Slots, replica: int) -> Array:
+        """Where the owner and the witness write. Both begin with zeros: between the arrays there may be gaps."""
+        if id(buffer) not in self._slots:
+            if self.is_witness(replica):
+                slot = np.zeros(buffer.count, buffer.dtype)
+            else:
+                slot = buffer.slot(replica)
+                slot[:] = 0
+            self._slots[id(buffer)] = slot
+        return self._slots[id(buffer)]
+
+    def testify(self, buffers: Sequence[_Slots], replica: int) -> None:
+        """Before anything is added to it."""
+        slots = [self.slot(buffer, replica) for buffer in buffers]
+        self.testimony = int(self.is_witness(replica)), _digest(slots)
+        self._slots.clear()
+
+
+def _digest(slots: Iterable[Array]) -> bytes:
+    sha = hashlib.sha256()
+    for slot in slots:
+        sha.update(slot.view(np.uint8).data)
+    return sha.digest()
