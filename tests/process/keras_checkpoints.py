@@ -46,7 +46,7 @@ class Parts(keras.metrics.MeanAbsoluteError):
     """Tells an array, as F1Score does for several classes."""
 
     def result(self):
-        return keras.ops.stack([self.total, self.count])
+        return keras.ops.stack([self.total.value, self.count.value])
 
 
 class Rows(keras.utils.PyDataset):

@@ -83,10 +83,15 @@ class Victim:
             self._count_calls(strike.calls)
 
     def await_death(self) -> None:
-        """The script is at its end: a death that is planned by the clock may still be to come."""
+        """The script is at its end: a death that is planned by the clock may still be to come.
+
+        One that is planned by calls comes now, at the latest: after another death there may be fewer of them.
+        """
         sys.setprofile(None)
         if self._strike is not None and self._strike.after is not None:
             time.sleep(30)
+        if self._strike is not None and self._strike.at_call is not None:
+            die()
 
 
 def die() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from duoka.collectives.solo import solo
+from duoka.collectives.trial import Hearing
 from duoka.collectives.values import decode, encode
 from duoka.runtime.launch import Launched, launch
 from duoka.runtime.worker import attachment
@@ -48,6 +49,8 @@ class Story:
     leaves_in_s: float = 0.0  # how long that one takes to leave
     is_struck_then: bool = False  # worker 2 dies 0.3 s after it has begun to leave, before anybody has missed it
     is_tried: bool = True  # an older worker computes the first of what one computes that has come back
+    lacks_memory: bool = False  # the one that is to compute it has none for that
+    lacks_rows: bool = False  # the last replica, in every other step
     deed: str = ""  # what one that has come back does otherwise than the others, three steps after it has joined
 
 
@@ -80,6 +83,8 @@ def train(collective, story: Story, directory: Path) -> dict:
                 os.kill(os.getpid(), strike.number)
 
     collective.moment = moment
+    if story.lacks_memory:
+        Hearing.make_slots = _find_no_memory  # in this process
     collective.barrier()
     if life > 1 and story.mistake in ("another call", "an error"):
         (directory / f"ready-{collective.worker}-{life}").touch()
@@ -119,7 +124,8 @@ def train(collective, story: Story, directory: Path) -> dict:
             collective.barrier()
         moment(f"step {state.step}")
         exchange = collective.exchange(buffers, f"of step {state.step}")
-        exchange.is_tried = story.is_tried
+        if story.is_tried:
+            exchange.try_newcomer()
 
         def place(replica: int, exchange=exchange, deed=deed) -> bytes:
             collective.work_on(state.step, (replica,))
@@ -130,8 +136,10 @@ def train(collective, story: Story, directory: Path) -> dict:
                 int(f"no number on worker {collective.worker}")
             is_other = life > 1 and story.mistake == "other numbers"
             witnessed.append((state.step, replica)) if exchange.is_witnessed(replica) else None
-            exchange.slot(buffers[0], replica)[:] = gradient(replica, state.step, state.weights) + is_other
-            exchange.slot(buffers[1], replica)[:] = 1 + state.step
+            is_empty = story.lacks_rows and replica == collective.num_replicas - 1 and state.step % 2 == 0
+            value = 0 if is_empty else gradient(replica, state.step, state.weights) + is_other
+            exchange.slot(buffers[0], replica)[:] = value
+            exchange.slot(buffers[1], replica)[:] = 0 if is_empty else 1 + state.step
             return b"%d/%d" % (state.step + (deed == "says something else"), replica)
 
         exchange.common_part = lambda note: note.partition(b"/")[0]
@@ -144,6 +152,10 @@ def train(collective, story: Story, directory: Path) -> dict:
     sha256 = hashlib.sha256(state.weights.tobytes()).hexdigest()
     facts = {"life": life, "counts": list(collective.placement.counts()), "witnessed": witnessed}
     return {"sha256": sha256, "applied": state.applied} | facts
+
+
+def _find_no_memory(self: Hearing, buffers: object) -> None:
+    raise MemoryError
 
 
 def _be_struck_beside_one_that_leaves(worker: int, step: int, directory: Path) -> None:
@@ -180,20 +192,21 @@ def tell(story: Story, directory: Path) -> tuple[Launched, list[str]]:
     return launch(plan, in_worker, said.append), said
 
 
-_calm: dict[tuple[int, str], dict] = {}
+_calm: dict[tuple[int, str, bool], dict] = {}
 
 
-def calm(num_replicas: int, size: str, directory: Path) -> dict:
-    if (num_replicas, size) not in _calm:
+def calm(num_replicas: int, size: str, directory: Path, lacks_rows: bool = False) -> dict:
+    key = num_replicas, size, lacks_rows
+    if key not in _calm:
         alone = solo(num_replicas, available_bytes=lambda: 2**40)
-        _calm[num_replicas, size] = train(alone, Story(1, num_replicas, size, (), joins=0), directory)
-    return _calm[num_replicas, size]
+        _calm[key] = train(alone, Story(1, num_replicas, size, (), joins=0, lacks_rows=lacks_rows), directory)
+    return _calm[key]
 
 
 def check(story: Story, directory: Path, left: int | None = None, joined: int | None = None) -> list[str]:
     """All who finish have the bits of a calm run, and what was to happen has happened. Returns what was said."""
     (directory / "calm").mkdir(parents=True)
-    expected = calm(story.num_replicas, story.size, directory / "calm")
+    expected = calm(story.num_replicas, story.size, directory / "calm", story.lacks_rows)
     before = remains()
     launched, said = tell(story, directory)
     assert remains() == before, f"{story}: {said}"
@@ -323,6 +336,21 @@ def test_only_the_first_step_of_one_that_has_come_back_is_computed_twice(tmp_pat
     (joined,) = [line for line in said if "has joined at step" in line]
     step = int(joined.partition(" at step ")[2].partition(";")[0])
     assert [launched.results[worker]["witnessed"] for worker in range(3)] == [[[step, 4]], [], []], said
+
+
+@pytest.mark.parametrize("strike_at", [3, 4])
+def test_numbers_of_a_replica_without_rows_say_nothing_and_the_next_ones_are_compared(strike_at, tmp_path):
+    story = Story(3, 5, "large", (Strike(1, f"step {strike_at}"),), lacks_rows=True, mistake="other numbers")
+    said = check(story, tmp_path, left=2)
+    assert "computed other gradients than worker 0" in said[-1], said
+
+
+def test_without_memory_for_the_comparison_a_newcomer_joins_all_the_same(tmp_path):
+    launched, said = tell(Story(3, 5, "large", (Strike(1, "step 3"),), lacks_memory=True), tmp_path)
+    (tmp_path / "calm").mkdir()
+    assert launched.outcome.exit_code == 0 and len(launched.results) == 3, said
+    expected = calm(5, "large", tmp_path / "calm")["sha256"]
+    assert [(each["sha256"], each["witnessed"]) for each in launched.results.values()] == [(expected, [])] * 3
 
 
 @pytest.mark.parametrize("size", list(SIZES))

@@ -39,13 +39,9 @@ class Exchange(ABC):
 
     `common_part` gives what must be the same in the notes of all replicas. Whoever has come back, and is alone with
     something else there, is taken out of the run before anything is added up.
-
-    With `is_tried`, set before the first slot is asked for, a replica of one that has just come back is `missing` on an
-    older worker, too: what both write is compared, and only the owner's counts (see `trial.py`).
     """
 
     common_part: Callable[[bytes], bytes] | None = None
-    is_tried = False
 
     @property
     @abstractmethod
@@ -59,6 +55,12 @@ class Exchange(ABC):
     @abstractmethod
     def deposit(self, replica: int, note: bytes = b"") -> None:
         """This replica's slots are written. The note travels along and reaches all workers."""
+
+    def try_newcomer(self) -> None:
+        """From now on, and before any slot is asked for: a replica of one that has just come back is `missing` on an
+        older worker, too. What both write is compared, and only the owner's counts (see `trial.py`).
+        """
+        return
 
     def is_witnessed(self, replica: int) -> bool:
         """Whether this worker computes this replica only for comparison."""
@@ -123,7 +125,7 @@ class Collective(ABC):
 
     @property
     def witnessed(self) -> tuple[int, ...]:
-        """The replicas that this worker computes in this step beside its own, where an exchange `is_tried`."""
+        """What this worker computes in this step beside its own, in an exchange that tries a newcomer."""
         return ()
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from duoka.collectives.decision import Decision
 from duoka.collectives.meeting import Meeting
-from duoka.collectives.trial import Trial
+from duoka.collectives.trial import NOBODY, Trial
 from duoka.topology.placement import Placement, place
 
 
@@ -30,7 +30,7 @@ class Dealing:
         self._lost_call = 0
         self._before_loss = self._placement
         self._newcomer: int | None = None  # who has joined, and whose numbers have not been compared yet
-        self._is_compared = False
+        self._is_compared = self._is_excused = False
         self.last_loss: Decision | None = None
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
 
@@ -49,10 +49,15 @@ class Dealing:
         newcomer, workers = self._newcomer, self._placement.workers
         if newcomer is None or newcomer not in workers or len(workers) == 1:
             return None
-        return Trial(newcomer, self._dealt.replicas_of(newcomer)[0], self._meeting.ages.sort(workers)[0])
+        witness = NOBODY if self._is_excused else self._meeting.ages.sort(workers)[0]
+        return Trial(newcomer, self._dealt.replicas_of(newcomer)[0], witness)
+
+    def excuse_witness(self) -> None:
+        """This worker cannot compute another replica beside its own."""
+        self._is_excused = True
 
     def end_trial(self) -> None:
-        """Its numbers are those that an older one has computed. Within this step, others may follow."""
+        """The numbers have been handed in that were to be compared. Within this step, others may follow."""
         self._is_compared = True
 
     def is_lost(self, number: int) -> bool:
@@ -82,7 +87,7 @@ class Dealing:
         """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
         self._adopt_later, self._lost_call = [], 0
         self._deal(workers)
-        self._newcomer, self._is_compared = newcomer, False
+        self._newcomer, self._is_compared, self._is_excused = newcomer, False, False
 
     def _deal(self, workers: Iterable[int]) -> None:
         # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.

@@ -26,7 +26,7 @@ from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.decision import Regrouped
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
-from duoka.collectives.trial import Hearing, Trial
+from duoka.collectives.trial import Hearing, Trial, is_something
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
 
@@ -96,6 +96,7 @@ class SharedExchange(Exchange):
         self._notes: dict[int, bytes] = {}
         self._parents = parents(collective.num_replicas)
         self._small_results: dict[int, Array] = {}
+        self._is_tried = False
         self._hearing = Hearing(collective.worker, self._find_trial)
         self.is_small = carry is None and sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
         self._is_committed = False
@@ -111,7 +112,14 @@ class SharedExchange(Exchange):
         return (*(r for r in mine if r not in self._deposited), *self._hearing.awaited)
 
     def _find_trial(self) -> Trial | None:
-        return self._collective.dealing.trial if self.is_tried else None
+        return self._collective.dealing.trial if self._is_tried else None
+
+    def try_newcomer(self) -> None:
+        self._is_tried = True
+        try:
+            self._hearing.make_slots(self._buffers)
+        except MemoryError:
+            self._collective.dealing.excuse_witness()
 
     def is_witnessed(self, replica: int) -> bool:
         return self._hearing.is_witness(replica)
@@ -221,7 +229,7 @@ class SharedExchange(Exchange):
 
     def _part_from_other_bits(self, deadline_s: float) -> None:
         trial = self._collective.dealing.trial
-        if trial is not None and len(set(self._staging.read_testimonies(self._number))) > 1:
+        if trial is not None and len({*self._staging.read_testimonies(self._number).values()}) > 1:
             what = trial.tell_difference()
             self._meeting.part_from([trial.worker], what, what, deadline_s)
 
@@ -271,14 +279,20 @@ class SharedExchange(Exchange):
 
     def _finish(self) -> None:
         self._is_committed = True
-        if self._collective.dealing.trial is not None and len(self._staging.read_testimonies(self._number)) == 2:
-            self._collective.dealing.end_trial()
+        self._end_trial()
         self._moment("completed")
         self._collective.complete(self._number)
         if not self.is_small and self._carry is None:
             self._collective.hold(self._number)
             for buffer in self._buffers:
                 buffer.last_exchange = self._number
+
+    def _end_trial(self) -> None:
+        """All come by here, and see the same."""
+        if self._collective.dealing.trial is not None:
+            of_newcomer = self._staging.read_testimonies(self._number).get(0)
+            if of_newcomer is not None and is_something(of_newcomer):
+                self._collective.dealing.end_trial()
 
     def result(self, buffer: Buffer) -> Array:
         assert self._is_committed, "commit() first"

@@ -60,10 +60,11 @@ class Staging:
         """What one of the two says who compute the same replica in this call."""
         self.write_note(number, self._num_replicas + place, _NUMBER.pack(number) + digest)
 
-    def read_testimonies(self, number: int) -> list[bytes]:
-        """Those that belong to this call."""
-        notes = [self.read_note(number, self._num_replicas + place) for place in range(_NUM_TESTIMONIES)]
-        return [note[_NUMBER.size :] for note in notes if note[: _NUMBER.size] == _NUMBER.pack(number)]
+    def read_testimonies(self, number: int) -> dict[int, bytes]:
+        """Those that belong to this call, by their places."""
+        notes = {place: self.read_note(number, self._num_replicas + place) for place in range(_NUM_TESTIMONIES)}
+        mine, start = _NUMBER.pack(number), _NUMBER.size
+        return {place: note[start:] for place, note in notes.items() if note[:start] == mine}
 
 
 def check_note(note: bytes) -> None:

@@ -15,6 +15,9 @@ import numpy as np
 
 from duoka.collectives.arrays import Array
 
+NOBODY = -1  # where the number of the witness belongs: it has no memory for that
+_SOMETHING, _ZEROS = b"1", b"0"  # before a digest
+
 
 class _Slots(Protocol):
     dtype: np.dtype[Any]
@@ -61,6 +64,12 @@ class Hearing:
         trial = self._find_trial()
         return trial is not None and trial.replica == replica and self._worker in (trial.worker, trial.witness)
 
+    def make_slots(self, buffers: Sequence[_Slots]) -> None:
+        """Ask for the memory before anything is computed: without it there is no trial."""
+        for replica in self.awaited:
+            for buffer in buffers:
+                self.slot(buffer, replica)
+
     def slot(self, buffer: _Slots, replica: int) -> Array:
         """Where the owner and the witness write. Both begin with zeros: between the arrays there may be gaps."""
         if id(buffer) not in self._slots:
@@ -79,8 +88,14 @@ class Hearing:
         self._slots.clear()
 
 
+def is_something(testimony: bytes) -> bool:
+    """Not of a replica without rows, which says nothing about anybody."""
+    return testimony.startswith(_SOMETHING)
+
+
 def _digest(slots: Iterable[Array]) -> bytes:
-    sha = hashlib.sha256()
+    sha, is_anything = hashlib.sha256(), False
     for slot in slots:
         sha.update(slot.view(np.uint8).data)
-    return sha.digest()
+        is_anything = is_anything or bool(slot.any())
+    return (_SOMETHING if is_anything else _ZEROS) + sha.digest()

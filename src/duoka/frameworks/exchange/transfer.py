@@ -67,7 +67,8 @@ class Transfer:
         sizes = self._slices_packing.sizes.items()
         self._buffers = [*self._fixed, *(self._collective.scratch(count, dtype) for dtype, count in sizes)]
         exchange = self._collective.exchange(self._buffers, f"{name}, contents {self._digest:08x},")
-        exchange.is_tried = is_tried
+        if is_tried:
+            exchange.try_newcomer()
         return exchange
 
     def _summed(self, outcome: Outcome) -> list[Array]:

@@ -61,7 +61,8 @@ class Round:
         if self.exchange is None:
             self.exchange = self._collective.exchange(self.buffers, name)
             self.exchange.common_part = read_story
-            self.exchange.is_tried = is_tried
+            if is_tried:
+                self.exchange.try_newcomer()
         return self.exchange
 
     def slots(self, replica: int) -> list[torch.Tensor]:
