@@ -42,11 +42,14 @@ check: .venv/.tools
 compiled: .venv/.frameworks
 	@$(BIN)/python -m compileall -q src tests
 
+# Two files at a time: most tests wait for processes, and keep a core busy for half of their time only.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: compiled
-	$(BIN)/python -m pytest -m "not slow" --durations=80
+	$(PYTEST) -m "not slow" --durations=80
 
 test-full: compiled
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 bench: .venv/.frameworks
 	$(BIN)/python benchmarks/run.py

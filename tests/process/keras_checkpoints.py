@@ -112,6 +112,10 @@ def stop_early():
     return keras.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=0.001, restore_best_weights=is_kept)
 
 
+def halve(model) -> None:
+    model.set_weights([weight / 2 for weight in model.get_weights()])
+
+
 def train_on_batches(model, x, y) -> None:
     """A loop of the user's own, which draws its batches from a common generator."""
     losses = []
@@ -140,6 +144,8 @@ def main() -> None:
             keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05, cooldown=1),
             keras.callbacks.CSVLogger(os.path.join(given.get("folder", "."), f"log{number}.csv")),
         ]
+        if given.get("changes_end"):
+            callbacks.append(keras.callbacks.LambdaCallback(on_train_end=lambda logs: halve(model)))
         history = model.fit(
             **draw_source(kind, x, y),
             epochs=given.get("epochs", 4),

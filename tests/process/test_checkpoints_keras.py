@@ -229,6 +229,7 @@ def test_a_finished_fit_goes_on_with_more_epochs_or_says_why_it_cannot(tmp_path)
 @pytest.mark.torch
 def test_more_epochs_of_a_fit_whose_end_changed_the_model_or_that_was_followed_by_another_are_refused(tmp_path):
     given = {"directory": str(tmp_path / "saved"), "workers": 1}
+    given["changes_end"] = True
     assert start(tmp_path, "torch", epochs=2, kinds=["arrays"], **given).finish(120, LEAVES).code == 0
     ended = start(tmp_path, "torch", epochs=3, kinds=["arrays"], **given).finish(120, LEAVES)
     assert ended.code == 1 and "its end has changed the model" in ended.err, ended.err
