@@ -63,6 +63,8 @@ class WorkerSession:
         return adapter
 
     def _complete(self, options: Options) -> Options:
+        is_any_card = any(device.kind != "cpu" for device in self._plan.devices)
+        self.collective.dealing.are_bits_promised = bool(options.exact) or not is_any_card
         return replace(
             options,
             transport=self._plan.transport,

@@ -84,7 +84,7 @@ def train(collective, story: Story, directory: Path) -> dict:
 
     collective.moment = moment
     if story.lacks_memory:
-        Hearing.make_slots = _find_no_memory  # in this process
+        Hearing.begin = _find_no_memory  # in this process
     collective.barrier()
     if life > 1 and story.mistake in ("another call", "an error"):
         (directory / f"ready-{collective.worker}-{life}").touch()

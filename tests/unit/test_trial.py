@@ -22,6 +22,7 @@ class Slots:
 
 def hear(worker: int, values: list[float], trial: Trial | None = TRIAL) -> tuple[int, bytes]:
     hearing, buffer = Hearing(worker, lambda: trial), Slots()
+    hearing.begin([buffer])
     hearing.slot(buffer, 3)[: len(values)] = values
     hearing.testify([buffer], 3)
     assert hearing.testimony is not None
@@ -63,7 +64,7 @@ def test_without_a_trial_nothing_is_witnessed_and_nothing_is_concerned():
 
 def test_memory_is_asked_for_before_anything_is_computed():
     with pytest.raises(MemoryError):
-        Hearing(0, lambda: TRIAL).make_slots([Slots(), Slots.__new__(_Endless)])
+        Hearing(0, lambda: TRIAL).begin([Slots(), Slots.__new__(_Endless)])
 
 
 class _Endless(Slots):

@@ -48,6 +48,11 @@ class Exchange(ABC):
     def missing(self) -> tuple[int, ...]:
         """The replicas that this worker has still to deposit."""
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether others may wait in it: it cannot be left out any more."""
+        return False
+
     @abstractmethod
     def slot(self, buffer: Buffer, replica: int) -> Array:
         """Where to write this replica's numbers. Nobody reads it before the deposit."""

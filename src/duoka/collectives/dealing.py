@@ -31,6 +31,7 @@ class Dealing:
         self._before_loss = self._placement
         self._newcomer: int | None = None  # who has joined, and whose numbers have not been compared yet
         self._is_compared = self._is_excused = False
+        self.are_bits_promised = True  # else two that compute the same may differ
         self.last_loss: Decision | None = None
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
 
@@ -47,7 +48,7 @@ class Dealing:
     def trial(self) -> Trial | None:
         """In the first step of a worker that has come back in which its numbers can be compared with an older one's."""
         newcomer, workers = self._newcomer, self._placement.workers
-        if newcomer is None or newcomer not in workers or len(workers) == 1:
+        if newcomer is None or newcomer not in workers or len(workers) == 1 or not self.are_bits_promised:
             return None
         witness = NOBODY if self._is_excused else self._meeting.ages.sort(workers)[0]
         return Trial(newcomer, self._dealt.replicas_of(newcomer)[0], witness)

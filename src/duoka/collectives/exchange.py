@@ -114,10 +114,14 @@ class SharedExchange(Exchange):
     def _find_trial(self) -> Trial | None:
         return self._collective.dealing.trial if self._is_tried else None
 
+    @property
+    def is_begun(self) -> bool:
+        return self._number > 0
+
     def try_newcomer(self) -> None:
         self._is_tried = True
         try:
-            self._hearing.make_slots(self._buffers)
+            self._hearing.begin(self._buffers)
         except MemoryError:
             self._collective.dealing.excuse_witness()
 
@@ -125,8 +129,7 @@ class SharedExchange(Exchange):
         return self._hearing.is_witness(replica)
 
     def slot(self, buffer: Buffer, replica: int) -> Array:
-        known = self._known(buffer)
-        return self._hearing.slot(known, replica) if self._hearing.concerns(replica) else known.slot(replica)
+        return self._hearing.slot(self._known(buffer), replica)
 
     def _known(self, buffer: Buffer) -> Any:
         assert buffer in self._buffers, "a buffer of this exchange"

@@ -86,6 +86,10 @@ class SharedMemory(Collective):
         """Number the next call and say what it is. Ends the validity of a shared result."""
         self.check_usable()
         self.release()
+        if self._number > self.meeting.completed:
+            # After a loss the call before is to be done again: those who wait in it would take this one for it.
+            with self.failing_for_good():
+                raise self._open_error()
         self._number += 1
         joining = self.joining
         if joining is None:
@@ -200,6 +204,13 @@ class SharedMemory(Collective):
             f"{who} in call {number} at step {self.meeting.steps}, with values that only it had.",
             why="a plain collective cannot compute another worker's value again.",
             do="exchange what a step needs within the step (strategy.sum_over_replicas): lost replicas are redone.",
+        )
+
+    def _open_error(self) -> WorkerLost:
+        return WorkerLost(
+            f"A worker was lost at step {self.meeting.steps}, and this step cannot be done again.",
+            why="it goes on to another call between workers, which the lost replicas have not come to.",
+            do="start again from the last checkpoint (strategy.checkpoint writes them, and goes on from the newest).",
         )
 
     # The calls.

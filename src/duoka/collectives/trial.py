@@ -64,21 +64,22 @@ class Hearing:
         trial = self._find_trial()
         return trial is not None and trial.replica == replica and self._worker in (trial.worker, trial.witness)
 
-    def make_slots(self, buffers: Sequence[_Slots]) -> None:
-        """Ask for the memory before anything is computed: without it there is no trial."""
-        for replica in self.awaited:
-            for buffer in buffers:
-                self.slot(buffer, replica)
+    def begin(self, buffers: Sequence[_Slots]) -> None:
+        """Before anything is written. Both begin with zeros: between the arrays of a slot there may be gaps.
+
+        Without memory for the slots of the witness there is no trial.
+        """
+        trial = self._find_trial()
+        for buffer in buffers if trial is not None and self.concerns(trial.replica) else ():
+            assert trial is not None
+            self.slot(buffer, trial.replica)[:] = 0
 
     def slot(self, buffer: _Slots, replica: int) -> Array:
-        """Where the owner and the witness write. Both begin with zeros: between the arrays there may be gaps."""
+        """Where the witness writes is nobody else's."""
+        if not self.is_witness(replica):
+            return buffer.slot(replica)
         if id(buffer) not in self._slots:
-            if self.is_witness(replica):
-                slot = np.zeros(buffer.count, buffer.dtype)
-            else:
-                slot = buffer.slot(replica)
-                slot[:] = 0
-            self._slots[id(buffer)] = slot
+            self._slots[id(buffer)] = np.zeros(buffer.count, buffer.dtype)
         return self._slots[id(buffer)]
 
     def testify(self, buffers: Sequence[_Slots], replica: int) -> None:

@@ -97,6 +97,11 @@ class Contributions:
         self._known: list[list[Any]] = []  # of the first positions: every replica's value
         self._losses: list[Any] = []  # every replica's, weighed, as a mean would be handed in
 
+    def forget_replicas(self, replicas: Sequence[int]) -> None:
+        """Their body begins: what was computed for comparison only may be inherited, and is computed again."""
+        for replica in replicas:
+            self._given.pop(replica, None)
+
     def add(self, replica: int, value: Any, kind: Kind) -> Pending:
         mine = self._given.setdefault(replica, [])
         position = len(mine)

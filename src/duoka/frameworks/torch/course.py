@@ -20,6 +20,7 @@ from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.note import compare_stories
 from duoka.frameworks.torch.shapes import fix_shapes
+from duoka.frameworks.torch.source import Unit
 from duoka.frameworks.torch.sparse import sparse_parameters
 from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.statistics import Statistics, is_batch_norm
@@ -125,9 +126,10 @@ class Course:
     def _uses_batch_norm(model: nn.Module) -> bool:
         return any(is_batch_norm(module) and module.training for module in model.modules())
 
-    def begin_body(self, is_first: bool) -> None:
+    def begin_body(self, unit: Unit, is_first: bool) -> None:
         if not self._loop.is_managed:
             return
+        self._contributions.forget_replicas(unit)
         if not is_first:
             self._gradients.begin_later_body()
             self._statistics.restore(self._saved_statistics)

@@ -58,6 +58,7 @@ class Gradients:
         self._values_of_moved: dict[int, torch.Tensor] = {}
         self._digest_at_start = 0
         self._depth = 0
+        self._merged: Round | None = None  # has the statistics of all replicas, and has not put them into the model
         self.is_interrupted = False  # by an error, which is on its way to the user
         self.accumulation = Accumulation()
         self.moving: set[Any] = set()  # buffers that some body has changed: they travel
@@ -104,6 +105,7 @@ class Gradients:
         self._grads_at_start = [parameter.grad for parameter in self._parameters]
         self._digest_at_start = self._statistics.digest()
         self._values_of_moved = {}
+        self._merged = None
         for round in self._rounds:
             round.forget()
 
@@ -118,12 +120,12 @@ class Gradients:
             self._loop.is_in_backward = True
             body.loss = _as_number(roots[0]) if roots else 0.0
             body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
-            if body.has_called_step and not self._loop.runs_whole_shares:
-                if len(self._collective.replicas) > 1:
-                    self._start_over_with_whole_shares(body)
-                elif self._collective.witnessed and self._loop.can_be_tried:
+            if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
+                self._start_over_with_whole_shares(body)
+            if body.backwards and self._loop.can_be_tried:
+                if self._collective.witnessed and not self._is_any_round_begun():
                     self._start_over(body)  # without the replica that is computed for comparison
-                self._loop.steps_in_middle = True
+                self._loop.has_several_backwards = True
             if not body.is_discarded:
                 self._set_aside()
                 if not body.backwards:
@@ -159,6 +161,8 @@ class Gradients:
 
     def _start_over_with_whole_shares(self, body: Body) -> None:
         """A body steps and then goes on: its second half would not see what the first half of other replicas did."""
+        if self._is_any_round_begun():
+            raise self._cannot_redo()  # its replicas have become more: a worker was lost in this batch
         if body.replica != self._collective.replicas[0]:
             raise MismatchError(
                 f"At step {self._loop.step} the body of replica {body.replica} steps more than once, others do not.",
@@ -171,6 +175,9 @@ class Gradients:
             " The numbers are those of one device; equal bits need an equal number of workers",
             "whole shares",
         )
+
+    def _is_any_round_begun(self) -> bool:
+        return any(round.exchange is not None and round.exchange.is_begun for round in self._rounds)
 
     def _start_over(self, body: Body) -> None:
         body.is_discarded = True
@@ -194,7 +201,6 @@ class Gradients:
         if round.used is not None:
             # A later backward of this step met a loss, and its replicas run again: this one is done.
             self._show_sum(round, round.used)
-            round.take_statistics()
         else:
             self.is_interrupted = True
             self._deposit(round, body)
@@ -214,7 +220,18 @@ class Gradients:
         """What the bodies of the last batch did, at the end of a loop: no gradient follows to carry it."""
         return tell_story(self.last_calls, [], self._rates())
 
+    def take_statistics(self) -> None:
+        """Give the model what all replicas made of its statistics: with the update, or at the end of the batch.
+
+        Not before: forwards of this body that are still to come begin from what its own ones have left, as those of
+        other replicas do, which have run before anything was known.
+        """
+        if self._merged is not None:
+            self._merged.take_statistics()
+            self._merged = None
+
     def end_batch(self) -> None:
+        self.take_statistics()
         self.accumulation.end_batch(self._loop.is_due)
 
     # From autograd into the slots.
@@ -291,7 +308,7 @@ class Gradients:
         round.used, count = notes.used, notes.divisor or float(body.total_rows)
         self._accumulate(round, None if body.is_added else count, is_first_round=body.backwards == 1)
         self._show_sum(round, round.used)
-        round.take_statistics()
+        self._merged = round
         self._agree_on_moved(notes.moved)
 
     def _weigh_losses(self, losses: Sequence[float], total_rows: int) -> list[Any]:
@@ -350,6 +367,7 @@ class Gradients:
 
     def check_before_step(self, optimizer: Any) -> None:
         """A gradient that took part in no exchange would make the replicas drift apart in silence."""
+        self.take_statistics()
         exchanged = [round.used for round in self._rounds if round.used is not None]
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):

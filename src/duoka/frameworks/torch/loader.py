@@ -47,7 +47,7 @@ class Hooks(Protocol):
 
     def begin_batch(self, num_rows: int, is_last: bool) -> None: ...
 
-    def begin_body(self, is_first: bool) -> None: ...
+    def begin_body(self, unit: Unit, is_first: bool) -> None: ...
 
     def end_body(self, body: Body) -> None: ...
 
@@ -233,7 +233,7 @@ class PreparedLoader:
             _, rows = rows_of(num_rows, self._collective.num_replicas, unit)
             self._collective.work_on(self._loop.step, unit)
             batch = self._to_device(load(unit))
-            self._hooks.begin_body(is_first)
+            self._hooks.begin_body(unit, is_first)
             is_first = False
             with self._loop.run_body(unit, rows, num_rows) as body:
                 try:

@@ -74,7 +74,7 @@ class Loop:
         self.seed = seed
         self.num_replicas = num_replicas
         self.is_managed = num_replicas > 1  # otherwise the plain loop, with nothing to add
-        self.steps_in_middle = False  # bodies were seen that go on to another backward after a step
+        self.has_several_backwards = False  # bodies were seen that go on to another one
         self.runs_whole_shares = False  # a worker's rows as one batch: for steps that exchange in their middle
         self.batch = 0  # completed global batches
         self.step = 0  # committed updates: fewer than batches when gradients are accumulated
@@ -104,7 +104,7 @@ class Loop:
     @property
     def can_be_tried(self) -> bool:
         """Whether a body can run for comparison only, before those that complete the batch."""
-        return not self.runs_whole_shares and not self.steps_in_middle
+        return not self.runs_whole_shares and not self.has_several_backwards
 
     @property
     def may_step(self) -> bool:

@@ -12,6 +12,7 @@ from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.frameworks.torch.layout import Layout, numpy_dtype
 from duoka.frameworks.torch.note import read_story
 from duoka.frameworks.torch.statistics import Statistics
+from duoka.topology.placement import Placement
 
 
 class Round:
@@ -51,6 +52,7 @@ class Round:
         self._slots: dict[int, list[torch.Tensor]] = {}
         self._witnessed: list[torch.Tensor] = []  # the views of a replica that is computed for comparison only
         self._zeros: set[int] = set()  # replicas whose slots are known to hold zeros
+        self._zeros_in: Placement | None = None  # as long as replicas lie like this
 
     def forget(self) -> None:
         """A new batch begins."""
@@ -93,6 +95,9 @@ class Round:
 
     def fill_with_zeros(self, replica: int) -> None:
         """For a replica whose rows another one of this worker has computed with its own."""
+        if self._zeros_in is not self._collective.placement:
+            self._zeros_in = self._collective.placement  # others may have owned these replicas, and written to them
+            self._zeros.clear()
         if replica in self._zeros:
             return  # sums are written elsewhere: what was zero is still zero
         for slot in self._views(replica):
