@@ -42,8 +42,8 @@ check: .venv/.tools
 compiled: .venv/.frameworks
 	@$(BIN)/python -m compileall -q src tests
 
-# Two files at a time: most tests wait for processes, and keep a core busy for half of their time only.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two files at a time, in their order: most tests wait for processes, and keep a core busy for half of their time only.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: compiled
 	$(PYTEST) -m "not slow" --durations=80
