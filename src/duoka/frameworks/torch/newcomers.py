@@ -107,8 +107,10 @@ class Newcomers:
         return f"an epoch of loop {call}"
 
     def _counts(self) -> dict[str, Any]:
-        return {"step": self._loop.step, "batch": self._loop.batch}
+        evaluations = self._adapter.evaluation.capture()
+        return {"step": self._loop.step, "batch": self._loop.batch, "evaluations": evaluations}
 
     def _count(self, facts: dict[str, Any]) -> None:
-        """What `strategy.step` shows between loops."""
+        """What `strategy.step` shows between loops, and by which numbers calls there are known."""
         self._loop.step, self._loop.batch = facts["step"], facts["batch"]
+        self._adapter.evaluation.restore(facts["evaluations"])
