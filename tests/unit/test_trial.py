@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from duoka.collectives.arrays import Array
-from duoka.collectives.trial import Hearing, Trial, is_something
+from duoka.collectives.trial import Hearing, Kind, Trial, is_something, kind_of
 
 TRIAL = Trial(worker=2, replica=3, witness=0)
 
@@ -22,6 +22,7 @@ class Slots:
 
 def hear(worker: int, values: list[float], trial: Trial | None = TRIAL) -> tuple[int, bytes]:
     hearing, buffer = Hearing(worker, lambda: trial), Slots()
+    hearing.kind = Kind.STEP
     hearing.begin([buffer])
     hearing.slot(buffer, 3)[: len(values)] = values
     hearing.testify([buffer], 3)
@@ -37,7 +38,7 @@ def test_equal_numbers_are_told_alike_whatever_lay_in_the_slots_and_others_are_n
 
 
 def test_a_replica_without_rows_says_nothing():
-    assert is_something(hear(2, [0, 1])[1])
+    assert is_something(hear(2, [0, 1])[1]) and kind_of(hear(2, [0, 1])[1]) is Kind.STEP
     assert not is_something(hear(2, [0, 0])[1])
 
 
@@ -51,6 +52,7 @@ def test_the_witness_writes_into_memory_of_its_own_and_the_newcomer_into_its_slo
 def test_only_the_witness_has_more_to_compute_and_only_once():
     hearing = Hearing(0, lambda: TRIAL)
     assert hearing.awaited == (3,)
+    hearing.kind = Kind.EVALUATION
     hearing.testify([], 3)
     assert hearing.awaited == ()
     assert [Hearing(worker, lambda: TRIAL).awaited for worker in (1, 2)] == [(), ()]

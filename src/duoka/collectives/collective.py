@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from duoka.collectives.arrays import Array
+from duoka.collectives.trial import Kind
 from duoka.topology.placement import Placement
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Exchange(ABC):
     def deposit(self, replica: int, note: bytes = b"") -> None:
         """This replica's slots are written. The note travels along and reaches all workers."""
 
-    def try_newcomer(self) -> None:
+    def try_newcomer(self, kind: Kind = Kind.STEP) -> None:
         """From now on, and before any slot is asked for: a replica of one that has just come back is `missing` on an
         older worker, too. What both write is compared, and only the owner's counts (see `trial.py`).
         """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from duoka.collectives.decision import Decision
 from duoka.collectives.meeting import Meeting
-from duoka.collectives.trial import NOBODY, Trial
+from duoka.collectives.trial import NOBODY, Kind, Trial
 from duoka.topology.placement import Placement, place
 
 
@@ -29,8 +29,10 @@ class Dealing:
         self._adopt_later: list[Decision] = []
         self._lost_call = 0
         self._before_loss = self._placement
-        self._newcomer: int | None = None  # who has joined, and whose numbers have not been compared yet
-        self._is_compared = self._is_excused = False
+        self._newcomer: int | None = None  # who has joined last
+        self._untried: set[Kind] = set()  # what it computes that has not been compared yet
+        self._compared: set[Kind] = set()  # in this step
+        self._is_excused = False
         self.are_bits_promised = True  # else two that compute the same may differ
         self.last_loss: Decision | None = None
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
@@ -44,10 +46,11 @@ class Dealing:
         """The first replica of each share as they were dealt; unchanged while lost replicas move."""
         return tuple(share.replicas[0] for share in self._dealt.shares)
 
-    @property
-    def trial(self) -> Trial | None:
-        """In the first step of a worker that has come back in which its numbers can be compared with an older one's."""
+    def find_trial(self, kind: Kind | None = None) -> Trial | None:
+        """While something, or this, of what a newcomer computes is still to be compared with an older one's."""
         newcomer, workers = self._newcomer, self._placement.workers
+        if not self._untried or (kind is not None and kind not in self._untried):
+            return None
         if newcomer is None or newcomer not in workers or len(workers) == 1 or not self.are_bits_promised:
             return None
         witness = NOBODY if self._is_excused else self._meeting.ages.sort(workers)[0]
@@ -57,9 +60,13 @@ class Dealing:
         """This worker cannot compute another replica beside its own."""
         self._is_excused = True
 
-    def end_trial(self) -> None:
+    def end_trial(self, kind: Kind) -> None:
         """The numbers have been handed in that were to be compared. Within this step, others may follow."""
-        self._is_compared = True
+        self._compared.add(kind)
+
+    def pass_border(self) -> None:
+        """The next step of training begins: all that is evaluated between two of them was compared."""
+        self._untried -= self._compared
 
     def is_lost(self, number: int) -> bool:
         """Whether values of a lost worker were due in this call."""
@@ -88,7 +95,8 @@ class Dealing:
         """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
         self._adopt_later, self._lost_call = [], 0
         self._deal(workers)
-        self._newcomer, self._is_compared, self._is_excused = newcomer, False, False
+        self._newcomer, self._is_excused = newcomer, False
+        self._untried, self._compared = set(Kind), set()
 
     def _deal(self, workers: Iterable[int]) -> None:
         # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
@@ -98,8 +106,7 @@ class Dealing:
 
     def end_step(self) -> None:
         """The border of a step has come; the meeting has counted it."""
-        if self._is_compared:
-            self._newcomer = None
+        self._untried -= self._compared & {Kind.STEP}
         if self._deal_anew:
             self._deal(self._placement.workers)
         postponed, self._adopt_later = self._adopt_later, []

@@ -26,7 +26,7 @@ from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.decision import Regrouped
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
-from duoka.collectives.trial import Hearing, Trial, is_something
+from duoka.collectives.trial import Hearing, Kind, Trial, is_something, kind_of
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
 
@@ -96,7 +96,6 @@ class SharedExchange(Exchange):
         self._notes: dict[int, bytes] = {}
         self._parents = parents(collective.num_replicas)
         self._small_results: dict[int, Array] = {}
-        self._is_tried = False
         self._hearing = Hearing(collective.worker, self._find_trial)
         self.is_small = carry is None and sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
         self._is_committed = False
@@ -112,14 +111,15 @@ class SharedExchange(Exchange):
         return (*(r for r in mine if r not in self._deposited), *self._hearing.awaited)
 
     def _find_trial(self) -> Trial | None:
-        return self._collective.dealing.trial if self._is_tried else None
+        kind = self._hearing.kind
+        return None if kind is None else self._collective.dealing.find_trial(kind)
 
     @property
     def is_begun(self) -> bool:
         return self._number > 0
 
-    def try_newcomer(self) -> None:
-        self._is_tried = True
+    def try_newcomer(self, kind: Kind = Kind.STEP) -> None:
+        self._hearing.kind = kind
         try:
             self._hearing.begin(self._buffers)
         except MemoryError:
@@ -231,9 +231,10 @@ class SharedExchange(Exchange):
             self._meeting.part_from(odd, what, listing, deadline_s)
 
     def _part_from_other_bits(self, deadline_s: float) -> None:
-        trial = self._collective.dealing.trial
-        if trial is not None and len({*self._staging.read_testimonies(self._number).values()}) > 1:
-            what = trial.tell_difference()
+        trial = self._collective.dealing.find_trial()
+        told = {} if trial is None else self._staging.read_testimonies(self._number)
+        if trial is not None and len({*told.values()}) > 1:
+            what = trial.tell_difference(kind_of(told[0]))
             self._meeting.part_from([trial.worker], what, what, deadline_s)
 
     def _stage(self) -> None:
@@ -292,10 +293,10 @@ class SharedExchange(Exchange):
 
     def _end_trial(self) -> None:
         """All come by here, and see the same."""
-        if self._collective.dealing.trial is not None:
+        if self._collective.dealing.find_trial() is not None:
             of_newcomer = self._staging.read_testimonies(self._number).get(0)
             if of_newcomer is not None and is_something(of_newcomer):
-                self._collective.dealing.end_trial()
+                self._collective.dealing.end_trial(kind_of(of_newcomer))
 
     def result(self, buffer: Buffer) -> Array:
         assert self._is_committed, "commit() first"

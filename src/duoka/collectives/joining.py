@@ -128,7 +128,10 @@ class Joining:
         """
         if self.is_newcomer:
             self._join(take)
-        elif self._agreed is not None:
+            self._answers.is_in_step = True
+            return
+        self._collective.dealing.pass_border()
+        if self._agreed is not None:
             offer, self._agreed = self._agreed, None
             if offer.records == self._answers.num_passed:  # else all members are past the place where it waits
                 self._let_join(offer, give, step or (lambda: self._meeting.steps))

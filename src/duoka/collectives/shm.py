@@ -25,6 +25,7 @@ from duoka.collectives.meeting import ARRIVED, TAKEN, Meeting
 from duoka.collectives.passing import broadcast, gather
 from duoka.collectives.reducing import Terms, reduce
 from duoka.collectives.staging import Staging
+from duoka.collectives.trial import Kind
 from duoka.errors import MismatchError, WorkerLost
 from duoka.topology.placement import Placement
 
@@ -73,7 +74,7 @@ class SharedMemory(Collective):
 
     @property
     def witnessed(self) -> tuple[int, ...]:
-        trial = self.dealing.trial
+        trial = self.dealing.find_trial(Kind.STEP)
         return (trial.replica,) if trial is not None and trial.witness == self.worker else ()
 
     # What a call consists of.

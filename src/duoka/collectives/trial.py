@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,13 @@ from duoka.collectives.arrays import Array
 
 NOBODY = -1  # where the number of the witness belongs: it has no memory for that
 _SOMETHING, _ZEROS = b"1", b"0"  # before a digest
+
+
+class Kind(Enum):
+    """What is compared, once of each kind."""
+
+    STEP = b"s"
+    EVALUATION = b"e"
 
 
 class _Slots(Protocol):
@@ -32,10 +40,11 @@ class Trial:
     replica: int  # its first one
     witness: int  # the worker that computes this replica, too, without handing it in
 
-    def tell_difference(self) -> str:
+    def tell_difference(self, kind: Kind) -> str:
+        what = "computed other gradients" if kind is Kind.STEP else "came to other numbers in strategy.evaluate"
         return (
-            f"computed other gradients than worker {self.witness} from the same rows and weights (replica"
-            f" {self.replica}): they depend on what it was not handed; name that in strategy.also(...)"
+            f"{what} than worker {self.witness} from the same rows and weights (replica {self.replica}):"
+            " they depend on what it was not handed; name that in strategy.also(...)"
         )
 
 
@@ -45,6 +54,7 @@ class Hearing:
     def __init__(self, worker: int, find_trial: Callable[[], Trial | None]) -> None:
         self._worker = worker
         self._find_trial = find_trial
+        self.kind: Kind | None = None
         self._slots: dict[int, Array] = {}
         self.testimony: tuple[int, bytes] | None = None  # 0: of the one that has come back, 1: of the witness
 
@@ -85,13 +95,18 @@ class Hearing:
     def testify(self, buffers: Sequence[_Slots], replica: int) -> None:
         """Before anything is added to it."""
         slots = [self.slot(buffer, replica) for buffer in buffers]
-        self.testimony = int(self.is_witness(replica)), _digest(slots)
+        assert self.kind is not None
+        self.testimony = int(self.is_witness(replica)), self.kind.value + _digest(slots)
         self._slots.clear()
+
+
+def kind_of(testimony: bytes) -> Kind:
+    return Kind(testimony[:1])
 
 
 def is_something(testimony: bytes) -> bool:
     """Not of a replica without rows, which says nothing about anybody."""
-    return testimony.startswith(_SOMETHING)
+    return testimony[1:2] == _SOMETHING
 
 
 def _digest(slots: Iterable[Array]) -> bytes:
