@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ from duoka.runtime.import_hook import after_import
 from duoka.runtime.plan import Plan
 from duoka.runtime.run import become_supervisor, say
 from duoka.runtime.worker import Attachment, attachment
+from duoka.strategies.also import Also
 from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Request, Restorable
 from duoka.topology.membership import Membership
@@ -148,7 +148,7 @@ def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None
     listen(Journal(directory / FILE_NAME, run, standing, is_main, say).see)
 
 
-def _let_join(joining: Joining, also: Mapping[str, Any], training: Restorable) -> None:
+def _let_join(joining: Joining, also: Also, training: Restorable) -> None:
     joining.border(partial(give, training, also), partial(take, training, also), lambda: training.step)
 
 

@@ -161,7 +161,37 @@ def two_loaders(run: Setting) -> None:
                 run.step(z.expand(-1, 12), z.expand(-1, 3) / 48)
 
 
-SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders]
+def _halve_rate(run: Setting) -> None:
+    for group in run.optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def _shrink(run: Setting) -> None:
+    with torch.no_grad():
+        run.model[0].weight.mul_(0.75)
+    for moments in run.optimizer.state.values():
+        moments["exp_avg"].mul_(0.5)
+
+
+def changing_between(run: Setting) -> None:
+    """Changes by hand what is restored, before and after its loops."""
+    for _ in range(3):
+        _halve_rate(run)
+        for x, y in run.loader:
+            run.step(x, y)
+        _shrink(run)
+
+
+def changing_in_epochs(run: Setting) -> None:
+    for _ in run.adapter.epochs.walk(3):
+        _halve_rate(run)
+        _shrink(run)
+        for x, y in run.loader:
+            run.step(x, y)
+        _shrink(run)
+
+
+SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders, changing_between, changing_in_epochs]
 
 
 def run_from(path, state, script, num_replicas: int, stop_at: int | None = None, **given) -> tuple[str | None, Setting]:
@@ -199,6 +229,88 @@ def test_a_script_that_begins_again_with_a_captured_state_ends_with_the_same_bit
         assert final == calm, f"stopped before batches {border} and {border + 2}"
         if script is plain:
             assert len(third.data.read) == 3 * 48 - sum(min(10, 48 - 10 * (n % 5)) for n in range(border + 2))
+
+
+def saving_by_itself(run: Setting, save) -> None:
+    """Saves at several places between its loops, and changes something before and after each."""
+    save()
+    _halve_rate(run)
+    save()
+    for epoch in run.adapter.epochs.walk(3):
+        _halve_rate(run)
+        torch.rand(1)
+        for x, y in run.loader:
+            run.step(x, y)
+        _shrink(run)
+        save()
+        np.random.rand(epoch + 1)
+        if epoch == 1:
+            _shrink(run)
+            save()
+    _shrink(run)
+    save()
+    random.random()
+
+
+def run_saving(path, state, stop_at: int | None = None) -> tuple[str, int]:
+    """From a saved state or the beginning; and how many saves were new. The one that is asked for is kept."""
+    run, num_new = Setting(Borders(), 4), 0
+    if state is not None:
+        run.adapter.restore(load_state(state, list_codecs()))
+
+    def save() -> None:
+        nonlocal num_new
+        if run.adapter.come_to_save():
+            num_new += 1
+            if num_new == stop_at:
+                save_state(path, run.adapter.capture(), list_codecs())
+                raise Stop
+
+    try:
+        saving_by_itself(run, save)
+    except Stop:
+        return "", num_new
+    return run.digest(), num_new
+
+
+def test_a_script_that_saves_by_itself_goes_on_at_the_very_place_and_saves_nothing_before(tmp_path):
+    calm, num_saves = run_saving(tmp_path / "unused", None)
+    assert num_saves == 7
+    for number in range(1, num_saves + 1):
+        run_saving(tmp_path / "saved", None, number)
+        # The save to which the script is led is as good as new: nothing of it is lost.
+        assert run_saving(tmp_path / "unused", tmp_path / "saved") == (calm, num_saves - number + 1), number
+
+
+class Tracker:
+    """Goes on with the very list that it is given."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def state_dict(self):
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state) -> None:
+        self.losses = state["losses"]
+
+
+def test_what_the_user_has_named_is_put_back_once_more_where_the_run_goes_on(tmp_path):
+    borders, tracker = Borders(), Tracker()
+    borders.also.objects["tracker"] = tracker
+    run_from(tmp_path / "saved", None, with_epochs, 4, 7)
+    run = Setting(borders, 4)
+    borders.also.restore({"tracker": {"losses": [3.0, 2.0]}})
+    run.adapter.restore(load_state(tmp_path / "saved", list_codecs()))
+    seen = []
+    for epoch in run.adapter.epochs.walk(2):
+        tracker.losses.append(9.0)  # as in the run that was saved
+        for x, y in run.loader:
+            seen.append((epoch, list(tracker.losses)))
+            run.step(x, y)
+            break
+        break
+    assert seen == [(1, [3.0, 2.0])] and tracker.losses == [3.0, 2.0]
 
 
 @pytest.mark.parametrize(

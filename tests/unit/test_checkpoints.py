@@ -25,6 +25,7 @@ class Training:
 
     def __init__(self) -> None:
         self.step = self.batch = 0
+        self.is_led = False
 
     def capture(self) -> dict:
         arrays = [np.zeros(1000), *([np.zeros(2000)] if self.step else [])]
@@ -33,6 +34,9 @@ class Training:
 
     def restore(self, state: dict) -> None:
         self.step, self.batch = state["step"], state["batch"]
+
+    def come_to_save(self) -> bool:
+        return not self.is_led
 
 
 @pytest.fixture
@@ -97,7 +101,7 @@ class OtherTracker(Tracker):
 def begin(
     session: SimpleNamespace, directory, training: Training, every: int, disk: Disk | None = None, **also
 ) -> Checkpoints:
-    session.borders.also = also
+    session.borders.also.objects = also
     checkpoints = Checkpoints(session, store_in(session, directory, disk), Rhythm(every), {}, lambda: True)
     checkpoints.find()
     checkpoints.begin(training)
@@ -207,3 +211,14 @@ def test_things_that_are_saved_along_are_named_when_they_are_on_one_side_only(se
     with pytest.raises(CheckpointError, match="'kept' in also= is OtherTracker here, and Tracker in the saved run"):
         begin(session, tmp_path, untouched, every=3, old=Tracker(), kept=OtherTracker())
     assert untouched.step == 0
+
+
+def test_a_script_on_its_way_to_where_it_was_saved_saves_nothing(session, tmp_path):
+    training = Training()
+    checkpoints = begin(session, tmp_path, training, 100)
+    training.is_led = True
+    checkpoints.save()
+    assert store_in(session, tmp_path, None).names() == []
+    training.is_led = False
+    checkpoints.save()
+    assert store_in(session, tmp_path, None).names() == ["step-00000000"]

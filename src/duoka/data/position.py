@@ -99,12 +99,12 @@ class Epochs:
         self,
         enter: Callable[[], None] = lambda: None,
         begin: Callable[[bool], None] = lambda is_resumed: None,
-        leave_out: Callable[[], None] = lambda: None,
+        leave_out: Callable[[bool], None] = lambda goes_on: None,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self._enter = enter  # before a loop begins
         self._begin = begin  # of an epoch: told whether it is the one that was under way in the saved state
-        self._leave_out = leave_out  # a loop was over in the saved state: the script is where it was saved
+        self._leave_out = leave_out  # a loop was over in the saved state: told whether it goes on with more epochs
         self._end = end  # of a loop
         self.num_calls = 0
         self._position = self._resumed = (0, 0)
@@ -126,7 +126,7 @@ class Epochs:
             return
         is_saved = self.num_calls == call
         if is_saved and self._was_over:
-            self._leave_out()
+            self._leave_out(epoch < num_epochs)
         self._is_over = False
         for number in range(epoch if is_saved else 0, num_epochs):
             self._position = self.num_calls, number
@@ -167,3 +167,44 @@ class Epochs:
             self._position = self._resumed = position
             self._is_over = self._was_over = bool(state.get("is_over", False))
         self._lengths |= {int(number): int(length) for number, length in state.get("lengths", {}).items()}
+
+
+class Saves:
+    """The saves that a script makes by itself, between its loops. Each is known by where the script is then.
+
+    >>> saves = Saves()
+    >>> saves.begin_pass(), saves.come_by(1, 0), saves.last, saves.come_by(1, 0), saves.last
+    (None, False, [1, 0, 1, 0], False, [1, 0, 1, 1])
+    """
+
+    def __init__(self) -> None:
+        self.last: list[int] | None = None  # if no batch has followed it: loop over epochs, epoch, passes, number
+        self._awaited: list[int] | None = None
+        self._passes = 0  # since the epoch began, or the loop over epochs has ended
+
+    def begin_pass(self) -> None:
+        self._passes += 1
+
+    def begin_epoch(self) -> None:
+        self._passes, self.last = 0, None
+
+    def begin_step(self) -> None:
+        self.last = self._awaited = None
+
+    def resume(self, saved: list[int] | None) -> None:
+        """The run was saved there, or at no such place."""
+        self._awaited = saved
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the script is being led to one of its saves."""
+        return self._awaited is not None
+
+    def come_by(self, call: int, epoch: int) -> bool:
+        """The script saves. Says whether it is the save to which it was led."""
+        place = [call, epoch, self._passes]
+        self.last = [*place, self.last[-1] + 1 if self.last is not None and self.last[:-1] == place else 0]
+        if self.last != self._awaited:
+            return False
+        self._awaited = None
+        return True

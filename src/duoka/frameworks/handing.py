@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from duoka.checkpoint.files import collect, load_state
 from duoka.checkpoint.storage import write_storage
@@ -13,6 +13,7 @@ from duoka.errors import CannotJoin, CheckpointError, OutOfMemory
 from duoka.frameworks.saving import list_codecs
 
 if TYPE_CHECKING:
+    from duoka.strategies.also import Also
     from duoka.strategies.strategy import Restorable
 
 
@@ -20,15 +21,13 @@ _COPIES = 2  # the file, and what the newcomer reads out of it
 _HEADER_BYTES = 1 << 20  # more than that a header rarely has, and what is allocated is cut off at the end of the file
 
 
-def give(
-    training: Restorable, also: Mapping[str, Any], fd: int, available: Callable[[], int] = available_bytes
-) -> None:
+def give(training: Restorable, also: Also, fd: int, available: Callable[[], int] = available_bytes) -> None:
     """Write the state of this worker, at a border between steps, into an empty file, and that of the user's objects.
 
     The memory is really there before it is written to: a shortage is an error here, which keeps the newcomer out, and
     not the end of this worker, and then of the next one that tries.
     """
-    state = {"run": training.capture(), "also": {name: thing.state_dict() for name, thing in also.items()}}
+    state = {"run": training.capture(), "also": also.capture()}
     tree, tensors = collect(state, list_codecs())
     tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
     nbytes = tensor_bytes + _HEADER_BYTES
@@ -43,13 +42,11 @@ def give(
     os.ftruncate(fd, 8 + header_bytes + tensor_bytes)
 
 
-def take(training: Restorable, also: Mapping[str, Any], fd: int) -> None:
+def take(training: Restorable, also: Also, fd: int) -> None:
     """Put that state into this worker. What does not fit is this worker's own failure."""
     try:
         state = load_state(f"/proc/self/fd/{fd}", list_codecs())
+        also.restore(state["also"])
         training.restore(state["run"])
-        for name, thing in also.items():
-            if name in state["also"]:
-                thing.load_state_dict(state["also"][name])
     except CheckpointError as error:
         raise CannotJoin("The state of the run does not fit to this worker.", why=str(error)) from error

@@ -7,8 +7,10 @@ compare, hand the state to a newcomer, stop) adds a function; a framework's adap
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakMethod
+
+from duoka.strategies.also import Also
 
 if TYPE_CHECKING:
     from duoka.strategies.strategy import Restorable
@@ -23,7 +25,7 @@ class Borders:
         self._at_border: list[Guest] = []
         self._at_end: list[Guest] = []
         self._when_wanted: list[WeakMethod[Callable[[], None]]] = []
-        self.also: dict[str, Any] = {}  # objects of the user's own whose state belongs to that of the run
+        self.also = Also()
 
     def add(
         self,

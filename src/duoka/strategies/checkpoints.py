@@ -80,10 +80,8 @@ class Checkpoints:
 
     def _take(self, training: Restorable, found: Found, begin: float) -> None:
         one_sided = _compare_also(self._list_also(), found.state["kinds"])
+        self._also.restore(found.state["also"])
         training.restore(found.state["run"])
-        for name, thing in self._also.items():
-            if name in found.state["also"]:
-                thing.load_state_dict(found.state["also"][name])
         self.resumed_step = found.step
         self._saved = found.step, found.facts["batch"]
         if self._is_main():
@@ -153,16 +151,20 @@ class Checkpoints:
         """Save now: outside of loops, on all workers alike. It is on the disk when this returns, on each of them.
 
         Also where this step was saved before: the script may have changed something since. When it cannot be written,
-        all of them raise the same CheckpointError.
+        all of them raise the same CheckpointError. A script that was resumed, and has not come to where it was saved,
+        saves nothing: what it would save is not the state of this place.
         """
         self._save_together(must_succeed=True)
 
     def _save_together(self, *, must_succeed: bool) -> None:
         if self._training is None:
             raise CheckpointError("There is nothing to save yet.", do="call it when training has begun.")
+        is_new = self._training.come_to_save()
         turn = Turn(self._session.collective, "a checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
+                if not is_new:
+                    return
                 self.wait()  # else it would take the place of one that is not written yet
                 self._submit(self._training)
                 failure = self._wait_for_last()
@@ -190,12 +192,11 @@ class Checkpoints:
         return self._receipts[-1].failure if self._receipts else None
 
     def _collect(self, training: Restorable) -> dict[str, Any]:
-        also = {name: thing.state_dict() for name, thing in self._also.items()}
-        return {"run": training.capture(), "also": also, "kinds": self._list_also()}
+        return {"run": training.capture(), "also": self._also.capture(), "kinds": self._list_also()}
 
     def _list_also(self) -> dict[str, str]:
         """Their classes, by name."""
-        return {name: type(thing).__name__ for name, thing in self._also.items()}
+        return {name: type(thing).__name__ for name, thing in self._also.objects.items()}
 
     def _writing(self) -> BackgroundWriter:
         if self._writer is None:

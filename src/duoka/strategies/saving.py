@@ -71,7 +71,7 @@ class Saving:
                     why=f"a {type(thing).__name__} has no state_dict and load_state_dict.",
                     do="put it into an object that has them.",
                 )
-        self._session.borders.also.update(objects)
+        self._session.borders.also.objects.update(objects)
 
     @property
     def is_main(self) -> bool:

@@ -114,6 +114,10 @@ class Restorable(Protocol):
         """
         ...
 
+    def come_to_save(self) -> bool:
+        """The script saves by itself, outside of loops: whether that is new. It is not while it is being led."""
+        ...
+
 
 class Adapter(Restorable, Protocol):
     """A framework, as far as a strategy needs it."""

@@ -201,6 +201,9 @@ class KerasAdapter:
             self._memory.make_same_rooms(state["rooms"])
         self._trainings.resume(state)
 
+    def come_to_save(self) -> bool:
+        return not self._trainings.is_led
+
     def weigh(self, loss: Any, count: Any) -> Any:
         return loss
 

@@ -118,6 +118,7 @@ class Trainings:
     def _arrive(self, model: Any = None, state: Any = None) -> Any:
         assert self._saved is not None
         saved, self._saved = self._saved, None
+        self._borders.also.arrive()
         state = self.models.restore(saved["models"], model, state)
         for line in self.models.name_changes(saved["models"]):
             self._tell(line)

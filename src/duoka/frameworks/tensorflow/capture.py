@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow.python.eager import context
 
-from duoka.data.position import Epochs
+from duoka.data.position import Epochs, Saves
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
 from duoka.frameworks.exchange.checks import Checks
@@ -23,13 +23,21 @@ class Capture:
     """Takes a run's state apart, and puts it together again."""
 
     def __init__(
-        self, progress: Progress, checks: Checks, agreed: dict[int, Any], epochs: Epochs, trained: Trained
+        self,
+        progress: Progress,
+        checks: Checks,
+        agreed: dict[int, Any],
+        epochs: Epochs,
+        trained: Trained,
+        at_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self._progress, self._checks, self.epochs, self._trained = progress, checks, epochs, trained
         self._agreed = agreed  # variables that are known to be the same on all workers
         self._agreed_names: set[str] = set()
         self.roster = Roster(self._note_agreed)
         trained.names = self.roster
+        self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
+        self.saves = Saves()
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
         self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
@@ -54,6 +62,7 @@ class Capture:
         return source
 
     def begin_epoch(self, is_resumed: bool) -> None:
+        self.saves.begin_epoch()
         if is_resumed:
             for source in self.sources:
                 source.passes.begin_resumed_epoch()
@@ -65,8 +74,20 @@ class Capture:
                 source.passes.begin_epoch()
             self._epoch_start = {"datasets": self._num_added, "generators": capture_generators()}
 
-    def leave_out(self) -> None:
-        """The script has left out all that was saved, and is where it was saved."""
+    def end_epochs(self) -> None:
+        if not self.saves.is_awaited:
+            self.arrive()
+        self.saves.begin_epoch()
+
+    def come_to_save(self) -> bool:
+        if self.saves.come_by(self.epochs.num_calls, self.epochs.epoch):
+            self.arrive()
+        return not self.is_replaying
+
+    def leave_out(self, goes_on: bool) -> None:
+        """The script has left out all that was saved, and is where it was saved, or comes to it after this loop."""
+        if goes_on or not self.saves.is_awaited:
+            self.arrive()
         self._num_added = max(self._num_added, self._num_saved)
         for source in self.sources:
             source.passes.leave_out_resumed()
@@ -112,6 +133,7 @@ class Capture:
             "num_datasets": self._num_added,
             "position": [positions[number] for number in sorted(positions)],
             "generators": capture_generators(),
+            "save": self.saves.last,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -148,12 +170,15 @@ class Capture:
                 source.resume(positions[number])
         self._positions = {n: position for n, position in positions.items() if n not in here}
 
+        self.saves.resume(state["save"])
+
         def arrive() -> None:
+            self._at_arrival()
             self._restore_variables(state)  # the script may have changed some on its way here
             restore_generators(state["generators"])
 
         saved = {n: (each["passes"], each["batches"], each["is_open"]) for n, each in positions.items()}
-        if saved == here or not any(map(any, saved.values())):
+        if not self.saves.is_awaited and (saved == here or not any(map(any, saved.values()))):
             arrive()  # it is here, or nothing has happened before it
         else:
             self._arrive = arrive

@@ -37,7 +37,7 @@ class Course:
     ) -> None:
         self._borders, self._end_step, self._compare = borders, end_step, compare
         self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
-        self._capture = Capture(progress, checks, agreed, self.epochs, trained)
+        self._capture = Capture(progress, checks, agreed, self.epochs, trained, borders.also.arrive)
         self._is_followed = joining is not None  # by workers that may come
         self._newcomers = Newcomers(joining, self._capture, borders.also)
         self._leader: int | None = None
@@ -50,6 +50,7 @@ class Course:
         if self._leader is not None:
             return False
         self._start()
+        self._capture.saves.begin_pass()
         self._newcomers.begin_pass(source)
         return True
 
@@ -64,6 +65,7 @@ class Course:
         if self._leader == id(walk):
             self._end_step()
             self._capture.arrive()
+            self._capture.saves.begin_step()
             # Not in evaluations: a script that is resumed there would have come by its training without a batch.
             self._borders.at_border(self._capture, self._compare, is_training=walk.source.trains)
 
@@ -116,13 +118,12 @@ class Course:
         self._capture.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
-    def _leave_out(self) -> None:
-        self._capture.leave_out()
-        self._capture.arrive()
+    def _leave_out(self, goes_on: bool) -> None:
+        self._capture.leave_out(goes_on)
 
     def _end_epochs(self) -> None:
         self._end_step()
-        self._capture.arrive()
+        self._capture.end_epochs()
         self._borders.at_end(self._capture)
 
     def add_source(self) -> Source:

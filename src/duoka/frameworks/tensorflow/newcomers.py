@@ -7,7 +7,6 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,11 @@ from duoka.collectives.joining import Joining
 from duoka.frameworks.handing import take
 from duoka.frameworks.tensorflow.capture import Capture
 from duoka.frameworks.tensorflow.loader import Source
+from duoka.strategies.also import Also
 
 
 class Newcomers:
-    def __init__(self, joining: Joining | None, capture: Capture, also: Mapping[str, Any]) -> None:
+    def __init__(self, joining: Joining | None, capture: Capture, also: Also) -> None:
         self._joining, self._capture, self._also = joining, capture, also
         self._has_joined = False
 

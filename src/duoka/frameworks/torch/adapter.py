@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -83,14 +83,21 @@ class TorchAdapter:
             self.checks,
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
-            at_start=lambda: self.options.borders.at_start(self),
-            at_border=lambda compare: self.options.borders.at_border(self, compare),
+            at_start=self._begin_loop,
+            at_border=self._come_by_border,
             is_saved=lambda: self.options.borders.is_state_wanted,
             newcomers=self._newcomers,
         )
         self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
         self._capture = Capture(
-            self._parts, self.loop, self.gradients, self.evaluation, self.epochs, self.gradients.refresh, self.tell_once
+            self._parts,
+            self.loop,
+            self.gradients,
+            self.evaluation,
+            self.epochs,
+            self.gradients.refresh,
+            self.tell_once,
+            self.options.borders.also.arrive,
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
         if self.loop.is_managed:
@@ -249,6 +256,17 @@ class TorchAdapter:
         agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
         self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
 
+    def _begin_loop(self) -> None:
+        self._capture.saves.begin_pass()
+        self.options.borders.at_start(self)
+
+    def _come_by_border(self, compare: Callable[[], None]) -> None:
+        self._capture.saves.begin_step()
+        self.options.borders.at_border(self, compare)
+
+    def come_to_save(self) -> bool:
+        return self._capture.come_to_save()
+
     def _begin_epochs(self) -> None:
         self.options.borders.at_start(self)
         self._capture.begin_epochs()
@@ -264,12 +282,11 @@ class TorchAdapter:
     def begin_epoch_of_others(self, generators: Any) -> None:
         self._capture.begin_epoch_of_others(generators)
 
-    def _leave_out(self) -> None:
-        self._capture.leave_out()
-        self.loop.arrive()
+    def _leave_out(self, goes_on: bool) -> None:
+        self._capture.leave_out(goes_on)
 
     def _end_epochs(self) -> None:
-        self.loop.arrive()
+        self._capture.end_epochs()
         self.options.borders.at_end(self)
 
     def weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from duoka.data.position import Epochs
+from duoka.data.position import Epochs, Saves
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
 from duoka.frameworks.torch.evaluation import Evaluation
@@ -73,6 +74,7 @@ class Capture:
         epochs: Epochs,
         refresh: Callable[[], None],
         tell: Callable[[str], None],
+        at_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts = parts
         self._loop = loop
@@ -81,6 +83,8 @@ class Capture:
         self._epochs = epochs
         self._refresh = refresh  # buffers have got other values
         self._tell = tell
+        self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
+        self.saves = Saves()
         self._numbers: list[int] = []  # of the loaders that are prepared
         self._num_added = 0  # loaders that the script has prepared, those of epochs that are left out included
         self._at_epoch = 0  # the same, when the epoch under way began
@@ -114,6 +118,7 @@ class Capture:
             "evaluations": self._evaluation.capture(),
             "generators": capture_generators(),
             "epoch_generators": self._at_epoch_start,
+            "save": self.saves.last,
         }
 
     def _capture_positions(self) -> dict[int, dict[str, Any]]:
@@ -146,6 +151,26 @@ class Capture:
         """All of it is checked before anything is changed."""
         self._check(state)
         self._name_changes(state["given"])
+        is_here = self._restore_position(state)
+        # An optimizer goes on with the tensors that it is given, and they are needed once more.
+        self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in _OBJECTS})
+        if is_here:
+            self._arrive(state)
+        else:
+            self._loop.replay_until(lambda: self._put_again(state))
+
+    def _put_again(self, state: dict[str, Any]) -> None:
+        """The script is where the state was taken, and may have changed something on its way."""
+        self._check(state)
+        self._put(state)
+        self._arrive(state)
+
+    def _arrive(self, state: dict[str, Any]) -> None:
+        self._at_arrival()
+        self._evaluation.restore(state["evaluations"])
+        restore_generators(state["generators"])
+
+    def _put(self, state: dict[str, Any]) -> None:
         parts, loop = self._parts, self._loop
         with torch.no_grad():
             for name, tensor in parts.named_tensors():
@@ -167,9 +192,9 @@ class Capture:
         loop.step, loop.batch, loop.runs_whole_shares = state["step"], state["batch"], state["whole_shares"]
         loop.updated = {}
         self._refresh()
-        self._restore_position(state)
 
-    def _restore_position(self, state: dict[str, Any]) -> None:
+    def _restore_position(self, state: dict[str, Any]) -> bool:
+        """Lead the script there. Says whether it is there: at this place, or nothing has happened before it."""
         here = {n: each.passes.where for n, each in zip(self._numbers, self._parts.loaders, strict=True)}
         self._epochs.resume(state["epochs"])
         self._at_epoch_start = state["epoch_generators"]
@@ -179,16 +204,14 @@ class Capture:
                 loader.passes.resume(positions[number])
         self._positions = {n: position for n, position in positions.items() if n not in here}
         self._at_epoch, self._num_saved = state["loaders"]["at_epoch"], state["loaders"]["added"]
-
-        def arrive() -> None:
-            self._evaluation.restore(state["evaluations"])
-            restore_generators(state["generators"])
-
+        self.saves.resume(state["save"])
         saved = {n: (each["passes"], each["batches"], each["is_open"]) for n, each in positions.items()}
-        if saved == here or not any(map(any, saved.values())):
-            arrive()  # it is here, or nothing has happened before it
-        else:
-            self._loop.replay_until(arrive)
+        return not self.saves.is_awaited and (saved == here or not any(map(any, saved.values())))
+
+    def come_to_save(self) -> bool:
+        if self.saves.come_by(self._epochs.num_calls, self._epochs.epoch):
+            self._loop.arrive()
+        return not self._loop.is_replaying
 
     def add_loader(self, loader: PreparedLoader) -> None:
         """One that is prepared after a state was restored has its position in it."""
@@ -204,6 +227,7 @@ class Capture:
         self._at_loop = capture_generators()
 
     def begin_epoch(self, is_resumed: bool) -> None:
+        self.saves.begin_epoch()
         if is_resumed:
             self._num_added = max(self._num_added, self._at_epoch)
             for loader in self._parts.loaders:
@@ -230,8 +254,15 @@ class Capture:
         if self._at_epoch_start is not None:
             restore_generators(self._at_epoch_start)
 
-    def leave_out(self) -> None:
-        """The script has left out all that was saved, and is where it was saved."""
+    def end_epochs(self) -> None:
+        if not self.saves.is_awaited:
+            self._loop.arrive()
+        self.saves.begin_epoch()
+
+    def leave_out(self, goes_on: bool) -> None:
+        """The script has left out all that was saved, and is where it was saved, or comes to it after this loop."""
+        if goes_on or not self.saves.is_awaited:
+            self._loop.arrive()
         self._num_added = max(self._num_added, self._num_saved)
         for loader in self._parts.loaders:
             loader.passes.leave_out_resumed()
