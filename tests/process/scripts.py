@@ -205,8 +205,10 @@ def start(directory: Path, source: str, *words: str, program: Sequence[str] = PY
     return Run(directory, [*program, "script.py", *words], **options)
 
 
-def run(directory: Path, source: str, *words: str, timeout_s: float = 30, **options: Any) -> Ended:
-    return start(directory, source, *words, **options).finish(timeout_s)
+def run(
+    directory: Path, source: str, *words: str, timeout_s: float = 30, leaves: Sequence[str] = (), **options: Any
+) -> Ended:
+    return start(directory, source, *words, **options).finish(timeout_s, leaves)
 
 
 def _parent(pid: int) -> int:
