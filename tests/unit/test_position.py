@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from duoka.collectives.board import Row, Work
 from duoka.data.position import Epochs, Passes
 from duoka.errors import CheckpointError
-from duoka.runtime.termination import Termination
+from duoka.runtime.termination import Activity, Termination
 from duoka.strategies.rhythm import Rhythm
 
 
@@ -51,7 +52,7 @@ def walk_epochs(num_epochs: int, saved: dict | None = None) -> tuple[list, dict]
     passes, done = Passes(), []
     epochs = Epochs(
         begin=lambda is_resumed: passes.begin_resumed_epoch() if is_resumed else passes.begin_epoch(),
-        leave_out=lambda: (passes.leave_out_resumed(), done.append("arrived")),
+        leave_out=lambda goes_on: (passes.leave_out_resumed(), done.append("arrived")),
     )
     if saved is not None:
         epochs.resume(saved["epochs"])
@@ -103,5 +104,28 @@ def test_a_rhythm_counts_steps_from_the_beginning_and_seconds_from_the_last_time
 def test_the_exit_code_of_a_wish_counts_only_when_it_was_wished():
     termination = Termination(patience_s=60)
     assert not termination.is_granted(143)
-    termination.wish(now=5.0)
+    termination.wish(now=5.0, seen={})
     assert termination.due == 65.0 and termination.is_granted(143) and not termination.is_granted(1)
+
+
+def test_a_run_that_is_to_end_is_waited_for_as_long_as_something_of_it_moves():
+    def see(begun: int, cpu_s: float) -> dict[int, Activity]:
+        return {0: Activity(Row(1, begun, 0, 0), Work(), cpu_s)}
+
+    termination = Termination(patience_s=60)
+    termination.wish(0.0, see(1, 5.0))
+    assert termination.wait_on(60.0, see(2, 5.0)) and termination.due == 120.0, "a call has begun"
+    assert termination.wait_on(120.0, see(2, 9.0)), "it computes"
+    assert termination.wait_on(180.0, see(2, 9.1)), "it sleeps, and is lost only after as long again"
+    assert not termination.wait_on(240.0, see(2, 9.2)) and termination.idle_s == 120.0
+    termination.is_training = False
+    assert not termination.wait_on(300.0, see(3, 9.2)), "nothing is unsaved"
+
+
+def test_a_second_signal_is_the_second_of_one_process_without_those_that_were_passed_on():
+    termination = Termination(patience_s=60)
+    termination.savers = {0: True, 1: True, 2: False}
+    assert not termination.is_second(0), "a worker has got one from outside"
+    assert [termination.pass_to(worker) for worker in (0, 1, 2)] == [False, True, False]
+    assert not termination.is_second(1) and not termination.is_second(None) and not termination.is_second(1)
+    assert termination.is_second(0) and termination.is_second(1) and termination.is_second(None)

@@ -16,7 +16,8 @@ from duoka.runtime.decisions import State, WayBack
 from duoka.runtime.output import name_workers
 from duoka.runtime.process import signal_name
 from duoka.runtime.respawn import Respawn
-from duoka.runtime.termination import TERMINATED, Termination
+from duoka.runtime.termination import TERMINATED, Activity, Termination
+from duoka.runtime.vitals import read_vitals
 
 GRACE_S = 3.0  # how long a worker may take to end after being asked to
 
@@ -78,28 +79,46 @@ class Shutdown:
                 self._outcome.way_back = replace(self._outcome.way_back, is_wanted=False)
                 self._outcome.exit_code = 128 + number
             return
-        if number == signal.SIGTERM and self.termination.savers and not self.termination.is_wished:
+        if number == signal.SIGTERM and self.termination.savers and not self.termination.is_second(None):
             self._let_save()
             return
+        self._end(number)
+
+    def _end(self, number: int) -> None:
         self.stop(f"{signal_name(number)} was received", 128 + number)
         if self.termination.is_wished:
             self._kill_at = self._clock()  # asked twice, too
         again = "; once more kills them at once" if number == signal.SIGINT else ""
         self._say(f"{signal_name(number)}: {count_workers(self._outcome.num_stopped)} asked to end{again}.")
 
-    def on_terminated(self) -> None:
-        """A worker has got the SIGTERM that was meant for the run."""
-        if not self.termination.is_wished and self._kill_at is None:
+    def on_terminated(self, worker: int) -> None:
+        """A worker has got the SIGTERM that was meant for the run, or that was passed on to it."""
+        if self._kill_at is not None:
+            return
+        if self.termination.is_second(worker):
+            self._end(signal.SIGTERM)
+        else:
             self._let_save()
 
     def _let_save(self) -> None:
         """Workers that save checkpoints finish their step, save, and end; they are not asked to end otherwise."""
-        self.termination.wish(self._clock())
+        if self.termination.is_wished:
+            return
+        self.termination.wish(self._clock(), self._look())
         self._say("SIGTERM: the step is finished and saved, then the run ends; once more ends it at once.")
         self._crew.board.wish_end()
         for worker in self._crew.list_running():
-            if self.termination.savers.get(worker.number):
+            if self.termination.pass_to(worker.number):
                 worker.send_signal(signal.SIGTERM)
+
+    def _look(self) -> dict[int, Activity]:
+        board = self._crew.board
+        return {
+            worker.number: Activity(
+                board.read(worker.number), board.read_work(worker.number), read_vitals(worker.pid).cpu_s
+            )
+            for worker in self._crew.list_running()
+        }
 
     # Time.
 
@@ -113,9 +132,11 @@ class Shutdown:
 
     def _give_up_saving(self) -> None:
         if self.termination.due is not None and self._clock() >= self.termination.due:
+            if self.termination.wait_on(self._clock(), self._look()):
+                return
             self.termination.begin_ending()
             if self.termination.is_training:
-                self._say(f"SIGTERM: no step has ended within {self._deadline_s:g} s; the run ends without saving.")
+                self._say(f"SIGTERM: nothing has moved for {self.termination.idle_s:g} s; the run ends without saving.")
             else:
                 self._say(
                     "SIGTERM: training had ended, and saved its end; the script has not come to its own end within"

@@ -152,7 +152,7 @@ class Supervisor:
         elif kind == "saves":
             termination.savers[worker.number] = bool(message["is_caught"])
         elif kind == "terminated":
-            self._shutdown.on_terminated()
+            self._shutdown.on_terminated(worker.number)
         elif kind == "trains":
             termination.is_training = bool(message["is_training"])
         elif kind == "ends":

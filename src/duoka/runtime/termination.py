@@ -1,5 +1,8 @@
 """SIGTERM as a wish: the step is finished and saved, then the run ends. A second one ends it at once.
 
+Schedulers signal the supervisor, or a worker, or all processes of a run: the second one is the second for the same
+process.
+
 Both sides are here: what a worker does with the signal, and what the supervisor keeps in mind.
 
 A script may have a handler of its own, before or after it asks for checkpoints. It is called, and the wish is heard
@@ -14,10 +17,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from duoka.collectives.board import Row, Work
 from duoka.runtime.link import SocketLink
+from duoka.runtime.watching import IDLE_SHARE
 
 TERMINATED = 143
 
@@ -68,7 +75,7 @@ class Wish:
             return
         is_second, self._has_heard = self._has_heard, True
         if self._link is not None:
-            # The supervisor counts, and passes it on: schedulers signal it, or a worker, or all processes of a run.
+            # The supervisor counts, and passes it on.
             self._link.send({"kind": "terminated"})
         elif is_second:
             _forget()
@@ -109,18 +116,63 @@ def _forget() -> None:
         signal.signal(signal.SIGTERM, handler.theirs)
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What can be seen of a worker from outside: its calls and steps, what it computes, its seconds of CPU time."""
+
+    row: Row
+    work: Work
+    cpu_s: float
+
+    def has_moved_since(self, before: Activity, elapsed_s: float) -> bool:
+        is_elsewhere = (self.row, self.work) != (before.row, before.work)
+        return is_elsewhere or self.cpu_s - before.cpu_s > IDLE_SHARE * elapsed_s
+
+
 class Termination:
-    """In the supervisor: who saves, and until when a border may take to come."""
+    """In the supervisor: who saves, and until when a border may take to come.
+
+    It may take as long as anything of the workers moves: whoever is to be killed after a minute is killed from outside.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
+        self._num_heard: Counter[int | None] = Counter()  # signals, by worker; None: the supervisor
+        self._passed_to: set[int] = set()
+        self._seen: dict[int, Activity] = {}
+        self.idle_s = 0.0  # for how long nothing has moved
         self.savers: dict[int, bool] = {}  # and whether the signal may be sent to them: they catch it
         self.is_wished = False
         self.is_training = True  # else the last loop has ended, and what it has done is saved
         self.due: float | None = None  # when the wish is given up
 
-    def wish(self, now: float) -> None:
-        self.is_wished, self.due = True, now + self._patience_s
+    def is_second(self, process: int | None) -> bool:
+        """Another signal has come to this process, the supervisor or a worker: whether it wants an end at once."""
+        self._num_heard[process] += 1
+        return self._num_heard[process] > 1 + (process in self._passed_to)
+
+    def pass_to(self, worker: int) -> bool:
+        """Whether the signal is to be sent on to this worker: it has not got it yet, and catches it."""
+        if not self.savers.get(worker) or self._num_heard[worker]:
+            return False
+        self._passed_to.add(worker)
+        return True
+
+    def wish(self, now: float, seen: dict[int, Activity]) -> None:
+        self.is_wished, self.due, self._seen = True, now + self._patience_s, seen
+
+    def wait_on(self, now: float, seen: dict[int, Activity]) -> bool:
+        """It is due. Whether the run is waited for once more: it trains, and has not stood still for too long."""
+        before, self._seen = self._seen, seen
+        is_moving = any(
+            worker not in before or here.has_moved_since(before[worker], self._patience_s)
+            for worker, here in seen.items()
+        )
+        self.idle_s = 0.0 if is_moving else self.idle_s + self._patience_s
+        if not self.is_training or self.idle_s >= 2 * self._patience_s:
+            return False
+        self.due = now + self._patience_s
+        return True
 
     def begin_ending(self) -> None:
         """A border has come; what is left is writing, which has a deadline of its own."""

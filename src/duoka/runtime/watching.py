@@ -17,7 +17,7 @@ STOPPED = "T"
 _HELD = "t"  # by a debugger: somebody is looking at it
 _RUNS = "R"  # or would, if a core were free
 _LEAST_CPU_S = 0.02  # two ticks: less than that cannot be told from rounding
-_IDLE_SHARE = 0.01  # of a core: what timers and idle threads of libraries use
+IDLE_SHARE = 0.01  # of a core: what timers and idle threads of libraries use
 _NEXT_LINE = 4  # a line when it has taken as long as the deadline, four times as long, sixteen times, ...
 _LONGEST_SILENCE_S = 3600.0
 _SECOND_LOOK_S = 0.25  # enough for a stack to be written, and for a few ticks of a busy core
@@ -103,7 +103,7 @@ class _Suspect:
                 self.reading = Reading(self.reading.state, self.reading.cpu_s, reading.stack)
 
     def _has_moved(self, now: float, reading: Reading) -> bool:
-        least = max(_LEAST_CPU_S, _IDLE_SHARE * (now - self.moved_at))
+        least = max(_LEAST_CPU_S, IDLE_SHARE * (now - self.moved_at))
         if abs(reading.cpu_s - self.reading.cpu_s) > least:  # less, too: a child that was counted has ended
             return True
         return bool(reading.stack and self.reading.stack and reading.stack != self.reading.stack)

@@ -11,6 +11,7 @@ from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.dataset import SeededDataset
+from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.nested import count_rows, take_rows
 from duoka.frameworks.torch.order import digest, list_batches, seeded_order
 from duoka.frameworks.torch.randomness import seed_all
@@ -46,7 +47,7 @@ class Blocks:
         Leaves the global generators seeded from (seed, pass, replica), for what is done with the batch.
         """
         if self._num_replicas == 1:
-            return ((0, batch) for batch in self._loader)
+            return ((0, batch) for batch in start(self._loader))
         read = self._read_stream if self.is_stream else self._read_blocks
         return read(replicas, pass_number, begin)
 
@@ -61,7 +62,7 @@ class Blocks:
             begin(replica)
             # A loader for each replica: what its processes draw must not depend on how many replicas a worker runs.
             with seeded_order(self._loader, derive("block", self._seed, replica), pass_number):
-                source = iter(rebuild(self._loader, dataset, batches))
+                source = start(rebuild(self._loader, dataset, batches))
             seed_all(derive("block", self._seed, pass_number, replica))
             for batch in source:
                 yield replica, batch
@@ -88,7 +89,7 @@ class Blocks:
         self, replicas: Sequence[int], pass_number: int, begin: Callable[[int], None]
     ) -> Iterator[tuple[int, Any]]:
         with seeded_order(self._loader, self._seed, 0):
-            batches = iter(self._loader)
+            batches = start(self._loader)
         for position, batch in enumerate(_seed_before_each(batches, self._seed)):
             num_rows = count_rows(batch)
             if num_rows is None:

@@ -14,6 +14,7 @@ from duoka.collectives.collective import Collective
 from duoka.data.position import Passes
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
+from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import count_rows, map_tensors, take_rows
 from duoka.frameworks.torch.order import digest, has_own_sampler, list_batches, seeded_order
@@ -159,7 +160,7 @@ class PreparedLoader:
             self._hooks.tell_once(f"a stream is read from its beginning: {first} batches are skipped")
         number = self.passes.number
         with seeded_order(self._loader, self._loop.seed, number):
-            batches = iter(self._loader)
+            batches = start(self._loader)
         for position in itertools.count():
             # A stream of its own for every batch: it may be read within the body of a loader that leads.
             with seeded(derive("stream", self._loop.seed, number, position)):

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from duoka.data.seeds import derive
 from duoka.data.shares import STAND_IN_ROWS, share
 from duoka.frameworks.torch.dataset import SeededDataset, make_collate
+from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.randomness import seeded
 
 Unit = tuple[int, ...]  # the replicas that run as one body
@@ -60,7 +61,7 @@ class Source:
         self._order.batches = [self._keys(at, u) for at, u in rest]
         # A loader draws a seed for its processes: from a stream of its own, not from the one that all workers share.
         with seeded(derive("loader", self._seed, self._epoch, position, unit[0])):
-            self._ahead = iter(self._inner)
+            self._ahead = start(self._inner)
         self._expected = rest[::-1]
 
     def _keys(self, position: int, unit: Unit) -> list[tuple[int, Any]]:
