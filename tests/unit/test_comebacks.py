@@ -36,9 +36,15 @@ def test_one_that_has_missed_nothing_fails_like_any_other(comebacks):
 
 def test_a_second_failure_in_the_same_replica_and_step_is_the_users_error(comebacks):
     comebacks.add(1, generation=4, steps=JOINED_AT)
-    assert comebacks.stumbles(2, "ValueError", WITHIN, 12, [0, 1])
-    assert not comebacks.stumbles(1, "ValueError", WITHIN, 12, [0])
-    assert comebacks.stumbles(1, "ValueError", Work(12, 0, 1), 12, [0])
+    assert comebacks.stumbles(2, "KeyError", WITHIN, 12, [0, 1])
+    assert not comebacks.stumbles(1, "KeyError", WITHIN, 12, [0])
+    assert comebacks.stumbles(1, "KeyError", Work(12, 0, 1), 12, [0])
+
+
+@pytest.mark.parametrize("error", ["OSError", "ValueError", "RuntimeError", "MemoryError", "MyError"])
+def test_what_does_not_come_from_something_missing_is_the_users_error_and_not_tried_again(comebacks, error):
+    assert not comebacks.stumbles(2, error, WITHIN, 12, [0, 1])
+    assert comebacks.stumbles(2, error, BETWEEN, 12, [0, 1]), "the others come by the same line"
 
 
 def test_one_that_has_been_there_all_along_never_stumbles(comebacks):

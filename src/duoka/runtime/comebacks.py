@@ -5,9 +5,10 @@ losses. Sooner or later it may stumble over that, and nobody else does. So it is
 started again, when an older worker is there and
 
 - its code raises, or exits, between two steps: the others come by the same line, and stop the run there if they fail;
-- its code raises within a step, and it has not run as many steps yet as it has missed: others compute its replicas,
-  and what they raise ends the run. Later, or after another worker has raised in the same replica and step, it is an
-  error like that of any other worker, and is not tried again;
+- its code stumbles within a step over something that is not there, as a script does that has not run from its top (a
+  name, an attribute, a value that is None, a list that is empty), and it has not run as many steps yet as it has
+  missed: others compute its replicas, and what they raise ends the run. Any other error, or a later one, or one in the
+  replica and step in which another worker has raised, is like that of any worker, and is not tried again;
 - it calls other things than the others, has other learning rates, or leaves its loop before them.
 """
 
@@ -20,6 +21,10 @@ from duoka.collectives.board import Work
 
 # Raised on workers that have done nothing wrong themselves.
 _OF_ALL = {"WorkerLost", "WorkerLeft", "WorkerFailed", "DeadlineExceeded", "ReplicasDiffer"}
+_OF_WHAT_IS_MISSING = {
+    *("NameError", "UnboundLocalError", "AttributeError", "TypeError"),
+    *("KeyError", "IndexError", "ZeroDivisionError"),
+}
 
 
 class Comebacks:
@@ -43,7 +48,7 @@ class Comebacks:
         if error in _OF_ALL or not self.ages.is_younger(number, others):
             return False
         if work.is_under_way:
-            is_new = steps - self._missed[number] < self._missed[number]
+            is_new = steps - self._missed[number] < self._missed[number] and error in _OF_WHAT_IS_MISSING
             if not is_new or any(work.overlaps(before) for before in self._stumbled):
                 return False
             self._stumbled.append(work)
