@@ -70,7 +70,8 @@ def check(kind: str, num_workers: int, strikes: list[Strike]) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         ended = run(kind, num_workers, plan, Path(folder))
         told = f"{plan}\n{ended.err[-3000:]}"
-        assert ended.code == 0, told
+        # Killed at its very end, the main one may have left out what only it prints; then this is said.
+        assert ended.code == (137 if "and was the main one" in ended.err else 0), told
         result = read_result_of_all(ended.logs())
         saved = sorted(path.name for path in Path(folder).glob("[!.]*.keras"))
         partial = [path.name for path in Path(folder).glob(".*.keras")]
@@ -79,7 +80,7 @@ def check(kind: str, num_workers: int, strikes: list[Strike]) -> Ended:
     assert result == expected, told
     if kind.startswith("fit"):
         where = [strike.at_place for strike in strikes]
-        assert saved == [f"{n}.keras" for n, place in enumerate(where) if place != "saving"] or None in where, told
+        assert saved == [f"{n}.keras" for n in range(len(where))], f"{saved}: {told}"
         assert len(partial) == where.count("saving") or None in where, f"{partial}: {told}"
     return ended
 
@@ -107,7 +108,7 @@ def test_three_workers_killed_at_random_moments_of_three_trainings_change_no_bit
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BACKENDS[:3])
 def test_workers_killed_in_validation_in_a_callback_and_while_saving_change_no_bit(kind):
-    """The file that was being written is missing: the others do not wait for it."""
+    """The file that was being written is written by another one."""
     check(
         kind,
         4,

@@ -144,6 +144,14 @@ def test_a_state_that_cannot_be_handed_over_is_one_line(scene):
     assert len(scene.started) == 1 and scene.respawn.list_awaited() == set()
 
 
+def test_a_newcomer_that_finishes_its_script_without_joining_is_not_started_again(scene):
+    scene.said.clear()
+    scene.respawn.on_gone(scene.started[0], "exited with code 0", has_finished=True)
+    (line,) = scene.said
+    assert line == "worker 3 has come to the end of its script before it had joined; the run goes on without it."
+    assert len(scene.started) == 1
+
+
 def test_a_newcomer_joins_at_a_step_as_the_user_counts(scene):
     scene.offer()
     scene.come_to_border(0, 1, 2)

@@ -103,6 +103,7 @@ class Collective(ABC):
     num_replicas: int
     deadline_s: float  # of calls that name none
     joining: Joining | None = None  # where lost workers may come back
+    asked_before = 0  # the call before which the script has asked last whether this is the main worker
 
     @property
     @abstractmethod
@@ -154,6 +155,18 @@ class Collective(ABC):
     @abstractmethod
     def common(self, nbytes: int) -> Array:
         """Bytes that all workers see, handed out once. Who writes them, and when, is agreed upon by other calls."""
+
+    @property
+    @abstractmethod
+    def next_number(self) -> int:
+        """Of the next call: the same on all workers that have made the same ones."""
+
+    @abstractmethod
+    def await_main(self, is_done: Callable[[], bool]) -> bool:
+        """Wait for what the main worker does alone. False: this worker is the main one, or has become it.
+
+        True as well when the main worker has gone on to its next call, or has ended, without doing it.
+        """
 
     @abstractmethod
     def exchange(self, buffers: Sequence[Buffer], name: str = "", deadline_s: float | None = None) -> Exchange:

@@ -27,10 +27,12 @@ from duoka.topology.membership import Membership
 
 # How far a worker is within one call. Told to others as 4 * call + phase.
 ARRIVED, REDUCED, TAKEN = 0, 1, 2
+_BETWEEN_LOOKS_S = 0.02
 _BORDER_PATIENCE = 4.0  # how many times the deadline a border may take at which somebody joins: a state is copied
 _PHASES = {ARRIVED: "arrived", REDUCED: "added its part", TAKEN: "taken the last result"}
 NOT_AT_BORDER = "done its part at the border at which a worker joins"
 LOCKED = "let go of a list that all workers write to"
+UNDONE = "done what it does alone, for all (saving, mostly)"
 UNFIT = "been taken out of the run"
 UNDECIDED = "come to the end of what it was doing when a worker was lost"
 
@@ -177,6 +179,21 @@ class Meeting:
 
         try:
             yield tell
+        finally:
+            patience.end()
+
+    def await_deed(self, doer: int, number: int, is_done: Callable[[], bool], deadline_s: float) -> None:
+        """Until another worker has done something alone, has begun this call without doing it, or has ended.
+
+        Raises Regrouped after a loss. Looks now and then: such things (files) take longer than a look.
+        """
+        patience = self._begin_wait(UNDONE, deadline_s)
+        try:
+            while not is_done() and self._board.read(doer).begun < number and doer not in self._supervision.left:
+                self._supervision.tell(patience, [doer])
+                self._hear(self._mailbox.receive(min(patience.left(), _BETWEEN_LOOKS_S)), deadline_s)
+        except Expired:
+            raise self.deadline_error(number, ARRIVED, deadline_s) from None
         finally:
             patience.end()
 

@@ -243,6 +243,16 @@ class SharedMemory(Collective):
         capacity = 1 << max(0, count - 1).bit_length()
         return self.buffer(capacity, dtype, f"scratch of {purpose}").use(count)
 
+    def await_main(self, is_done: Callable[[], bool]) -> bool:
+        self.check_usable()
+        while self.main != self.worker:
+            try:
+                self.meeting.await_deed(self.main, self.next_number, is_done, self.deadline_s)
+                return True
+            except Regrouped as regrouped:
+                self.dealing.adopt(regrouped.decision)
+        return is_done()
+
     def common(self, nbytes: int) -> Array:
         self.check_usable()
         return self._arena.reserve(nbytes, "what one worker hands to all").bytes[:nbytes]

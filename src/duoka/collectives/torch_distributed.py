@@ -8,7 +8,7 @@ devices, by Gloo; the two differ by a name and by where the tensors lie, so that
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -123,6 +123,13 @@ class TorchDistributed(Collective):
     def scratch(self, count: int, dtype: Any) -> SharedBuffer:
         """In the memory of the host, for programs that compute there: arrays, not tensors."""
         return self._control.scratch(count, dtype)
+
+    @property
+    def next_number(self) -> int:
+        return self._control.next_number
+
+    def await_main(self, is_done: Callable[[], bool]) -> bool:
+        return self._control.await_main(is_done)
 
     def common(self, nbytes: int) -> Array:
         return self._control.common(nbytes)

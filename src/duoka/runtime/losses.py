@@ -68,6 +68,7 @@ class Losses:
 
     def _go_on_without(self, worker: Worker, text: str, number: int) -> None:
         self._outcome.lost.append((worker.number, number))
+        is_end_missing = self._is_end_missing(worker)
         respawn, num_survivors = self._members.respawn, len(self._crew.list_running())
         if num_survivors:
             # One that finished too early, and was found out after another loss, has been left out at that one.
@@ -77,12 +78,17 @@ class Losses:
             self._say(f"{text}; {count_workers(num_survivors)} {verb} on (generation {generation}).")
             if not is_member:
                 return
+            if is_end_missing:
+                self._end_without(text, number)
             self._members.regroup()
             is_own_doing = self._last_death is not None and self._last_death.is_own_doing
             respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
             return
         is_anybody_coming = respawn.has_newcomers
         respawn.end()
+        if is_end_missing:
+            self._end_without(text, number)
+            return
         if any(w.state is State.LEFT for w in self._crew.workers.values()):
             self._outcome.last_line = f"{text}; the others have finished."
             return
@@ -90,6 +96,22 @@ class Losses:
         self._outcome.last_line = f"{text}; no worker is left."
         if is_anybody_coming and self._history.kept is not None:  # nobody to join, but something to go on from
             self._outcome.way_back = self._find_way(f"{text}; no worker is left that others could join")
+
+    def _is_end_missing(self, worker: Worker) -> bool:
+        """The main one was lost at the last step or after it, and others have left out what is the main one's to do."""
+        main = self._members.comebacks.ages.sort(self._members.membership.workers)[0]
+        others = (w.result for w in self._crew.workers.values() if w is not worker and w.result is not None)
+        return worker.number == main and worker.result is None and any(result["has_asked"] for result in others)
+
+    def _end_without(self, text: str, number: int) -> None:
+        what = f"{text}, and was the main one: what it alone prints and writes at the end of the script may be missing"
+        self._outcome.exit_code = 128 + number
+        self._outcome.last_line = (
+            f"{what}. The weights of the others are right. strategy.save and model.save are made up for by others;"
+            " with strategy.checkpoint a run ends once more by itself."
+        )
+        if self._history.kept is not None:
+            self._outcome.way_back = self._find_way(what)
 
     def _fail_for(self, worker: Worker, error: DuokaError) -> None:
         """End the run with an error that a dead worker could not raise itself."""

@@ -120,8 +120,8 @@ class Respawn:
                         self._stop_giving(round, number)
                     round.stage, round.giver = _Stage.OFFERED, None
 
-    def on_gone(self, newcomer: Newcomer, how: str) -> None:
-        """A newcomer has ended before it had joined."""
+    def on_gone(self, newcomer: Newcomer, how: str, *, has_finished: bool = False) -> None:
+        """A newcomer has ended before it had joined. One that `has_finished` its script would do so again."""
         self._forget(newcomer)
         if not self._is_wanted or any(newcomer is other for other in self._given_up):
             return
@@ -129,6 +129,9 @@ class Respawn:
         who = self._host.describe(newcomer.number)
         if error == "CannotJoin":
             self._say(f"{who} could not join: {_first_line(newcomer.failure)}; the run goes on without it.")
+            return
+        if has_finished:
+            self._say(f"{who} has come to the end of its script before it had joined; the run goes on without it.")
             return
         what = f"failed with {error}" if error else how
         self._say(f"{who} {what} before it had joined; its log has the rest.")

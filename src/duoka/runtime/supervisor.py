@@ -187,7 +187,7 @@ class Supervisor:
     def _on_newcomer_gone(self, worker: Worker, status: int) -> None:
         how = f"was ended by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
         worker.state = State.LOST  # to the run, it still is
-        self._respawn.on_gone(worker, how)
+        self._respawn.on_gone(worker, how, has_finished=status == 0)
 
     def _on_left(self, worker: Worker) -> None:
         others = [other.number for other in self._crew.list_running()]

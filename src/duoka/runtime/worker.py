@@ -41,6 +41,7 @@ class Attachment:
     link: SocketLink
     standing: Callable[[], Standing] = Standing
     work: Callable[[], Work | None] = lambda: None
+    has_asked: Callable[[], bool] = lambda: False  # since its last call: whether it is the main worker
 
     @property
     def worker(self) -> int:
@@ -89,7 +90,7 @@ def run_body(attached: Attachment, body: Callable[[], object]) -> int:
         code = _INTERRUPTED
     flush_streams()
     if code == 0:
-        attached.link.send({"kind": "done"} | asdict(attached.standing()))
+        attached.link.send({"kind": "done", "has_asked": attached.has_asked()} | asdict(attached.standing()))
     return code
 
 

@@ -113,6 +113,11 @@ class Mirrored(Loops, Saving):
 
         It does not move back to a worker that was started in the place of a lost one.
         """
+        collective = self._session.collective
+        collective.asked_before = collective.next_number
+        return self._is_main()
+
+    def _is_main(self) -> bool:
         return self.worker == self._session.collective.main
 
     @property
@@ -340,7 +345,7 @@ class Mirrored(Loops, Saving):
         return OverReplicas(self._session.collective, self._tell)
 
     def _tell(self, text: str) -> None:
-        if self.is_main:
+        if self._is_main():
             builtins.print(f"duoka: {text}", file=sys.stderr)
 
     def _on_host(self, value: Any) -> list[Any]:
@@ -380,7 +385,7 @@ class Mirrored(Loops, Saving):
         Any name will do in the place of `loss`. Loops that were written with tqdm keep its words: `total=`,
         `with ... as bar`, `bar.update(1)`, `bar.set_postfix(...)`, `bar.set_description(...)`.
         """
-        return self._session.progress(iterable, desc, total, lambda: self.is_main, self._position)
+        return self._session.progress(iterable, desc, total, self._is_main, self._position)
 
     def _position(self) -> tuple[int, int] | None:
         return None if self._adapter is None else self._adapter.position

@@ -49,7 +49,7 @@ class Saving:
         rhythm = Rhythm(every_steps, every_s)
         store = Store(directory, keep, self._session.say)
         flags = {"exact": self._options.exact, "sync_batchnorm": self._options.sync_batchnorm}
-        checkpoints = Checkpoints(self._session, store, rhythm, flags, lambda: self.is_main)
+        checkpoints = Checkpoints(self._session, store, rhythm, flags, self._is_main)
         checkpoints.find() if resume else checkpoints.set_aside()
         if self._adapter is not None and self._adapter.is_known_when_prepared:
             checkpoints.begin(self._adapter)
@@ -73,8 +73,7 @@ class Saving:
                 )
         self._session.borders.also.objects.update(objects)
 
-    @property
-    def is_main(self) -> bool:
+    def _is_main(self) -> bool:
         raise NotImplementedError
 
     @property

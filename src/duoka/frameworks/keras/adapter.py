@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from duoka.collectives.collective import Collective
+from duoka.collectives.deeds import Deeds
 from duoka.data.position import Epochs
 from duoka.devices.device import Device
 from duoka.errors import CheckpointError, MismatchError
@@ -68,6 +69,7 @@ class KerasAdapter:
         self._collective = collective
         self.options = options or Options()
         self._memory = Memory(collective, "fit")
+        self._deeds = Deeds(collective)
         self._readings: Kept[SharedReading] = Kept()  # of streams, by any of the models
         self._progress = Progress()
         self.tell_once = Telling(collective).tell_once
@@ -120,6 +122,7 @@ class KerasAdapter:
             share_reading=self.options.share_reading,
             placement_log=self._placement_log,
             readings=self._readings,
+            deeds=self._deeds,
             checks=self.checks,
             trainings=self._trainings,
         ).attach()

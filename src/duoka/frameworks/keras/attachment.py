@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from duoka.collectives.collective import Collective
+from duoka.collectives.deeds import Deeds
 from duoka.frameworks.exchange.agreement import hear_all
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
@@ -66,6 +67,7 @@ class Attachment:
         sync_batchnorm: bool = False,
         share_reading: bool | None = None,
         readings: Kept[SharedReading],
+        deeds: Deeds,
         checks: Checks,
         trainings: Trainings,
         placement_log: PlacementLog | None = None,
@@ -77,7 +79,7 @@ class Attachment:
         self._sync_batchnorm, self._share_reading, self._readings = sync_batchnorm, share_reading, readings
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
-        self._checks, self._trainings = checks, trainings
+        self._checks, self._trainings, self._deeds = checks, trainings, deeds
         self._equality = Equality(model, collective, self._check)
         self._own_test_function: Any = None  # this worker's
         self._shared_test_function: Any = None
@@ -88,7 +90,7 @@ class Attachment:
             attributes[name] = getattr(self, name)
         for name in ("save", "save_weights", "export"):
             own = getattr(kind, name).__get__(self._model)
-            attributes[name] = save_once(own, self._is_main, makes_folders=name == "export")
+            attributes[name] = save_once(own, self._deeds, makes_folders=name == "export")
         self._model.train_function = self._model.test_function = None  # of trainings before
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """`model.save`, `save_weights` and `export` write once, on the main worker, whole or not at all.
 
-No worker waits for another: they may be called by all, by the main one alone, or in a callback.
+They may be called by all, by the main one alone, or in a callback. The others wait until it is written, and one of them
+writes when the main one is lost meanwhile.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from typing import Any
 from keras.src.utils import file_utils, io_utils
 
 from duoka.checkpoint.atomic import write_atomically_by_name
+from duoka.collectives.deeds import Deeds
 from duoka.errors import CheckpointError
 
 Save = Callable[..., Any]
 
 
-def save_once(save: Save, is_main: Callable[[], bool], *, makes_folders: bool = False) -> Save:
+def save_once(save: Save, deeds: Deeds, *, makes_folders: bool = False) -> Save:
     """The same call, for one worker. Files in other places than a local folder are left to Keras."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not is_main():
-            return None
+        bound = inspect.signature(save).bind(*args, **kwargs).arguments
+        return deeds.do(f"{save.__name__} {bound.get(next(iter(bound), ''))}", lambda: write(*args, **kwargs))
+
+    def write(*args: Any, **kwargs: Any) -> Any:
         options = dict(inspect.signature(save).bind(*args, **kwargs).arguments)
         filepath = options.pop(next(iter(options)))
         options.update(options.pop("kwargs", {}))
