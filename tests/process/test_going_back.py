@@ -25,7 +25,8 @@ SCRIPT = """
 
     given = json.loads(sys.argv[1])
     kind, strikes = given["kind"], given.get("strikes", [])
-    strategy = duoka.Mirrored(devices=2, sync_batchnorm=kind != "gan", check_every=given.get("check", 100))
+    is_synced = kind in ("both", "batchnorm")
+    strategy = duoka.Mirrored(devices=2, sync_batchnorm=is_synced, check_every=given.get("check", 100))
     print("life", flush=True)
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.randn(48, 6)), batch_size=8, shuffle=True)
@@ -53,7 +54,7 @@ SCRIPT = """
 
     def train(x):
         noise = torch.randn_like(x)
-        if kind != "batchnorm":
+        if kind in ("both", "gan"):
             optimizers[1].zero_grad()
             (judge(net(noise).detach()).mean() - judge(x).mean()).backward()
             optimizers[1].step()
@@ -68,11 +69,24 @@ SCRIPT = """
             loss.backward()
             optimizers[0].step()
 
+    def measure():
+        # An evaluation loop of the user's own.
+        total = count = 0.0
+        net.eval()
+        with torch.no_grad():
+            for (x,) in loader:
+                total, count = total + float((net(x) ** 2).sum()), count + x.numel()
+                strike("evaluation")
+        net.train()
+        return float(strategy.mean(total / count, count))
+
     for epoch in strategy.epochs(3):
         for (x,) in loader:
             train(x)
             flip()
             strategy.print("did", strategy.step, flush=True)
+        if kind == "counted":
+            optimizers[0].param_groups[0]["lr"] = 0.01 / (1 + measure())
     digest = hashlib.sha256()
     for model, optimizer in zip((net, judge), optimizers):
         for tensor in (*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())):
@@ -296,3 +310,16 @@ def test_a_signal_while_a_run_goes_back_ends_it(number, tmp_path):
     run.signal(number)
     ended = run.finish(10)
     assert ended.code == 128 + number and "finished" not in ended.out, ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [0, 1])
+def test_what_a_lost_worker_had_counted_in_a_loop_of_the_users_own_is_counted_once_more(worker, tmp_path):
+    calm = train(tmp_path / "calm", "counted")
+    assert calm.code == 0 and len(calm.facts()) == 2, calm.err
+    ended = train(tmp_path / "struck", "counted", every=4, strikes=[(worker, 12, "evaluation")])
+    assert ended.code == 0 and strikes_of(tmp_path / "struck") == 1, ended.err
+    assert ended.facts() == calm.facts()
+    assert WHO.format(worker, 12) + "and go back to the checkpoint of step 8 (1 of at most 3 times)." in ended.said()
+    without = train(tmp_path / "without", "counted", strikes=[(worker, 12, "evaluation")])
+    assert without.code == 0 and "strategy.mean goes without replica" in without.err, without.err

@@ -45,6 +45,7 @@ class Checkpoints:
         self._is_training = True  # else a loop has ended, and none has gone on since
         self._first_step = 0  # of this process
         self._saved = (-1, -1)  # step and batch of the state that was given to be saved, or was resumed, last
+        self.resumes = False  # a run that is started again goes on from what is saved
         self.resumed_step: int | None = None  # what this run went on from
         session.at_exit(self._tell_if_unused)
 
@@ -53,6 +54,7 @@ class Checkpoints:
     def find(self) -> None:
         """The newest verified one, if there is any: one worker chooses, all of them read it."""
         begin = time.monotonic()
+        self.resumes = True
         self._session.keep_checkpoints(self._store.directory, resumes=True)
         turn = Turn(self._session.collective, "strategy.checkpoint", _DEADLINE_S)
         found: Found | None = None

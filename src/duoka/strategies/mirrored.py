@@ -342,7 +342,9 @@ class Mirrored(Loops, Saving):
 
     @property
     def _over_replicas(self) -> OverReplicas:
-        return OverReplicas(self._session.collective, self._tell)
+        collective = self._session.collective
+        can_go_back = self._checkpoints is not None and self._checkpoints.resumes and collective.joining is not None
+        return OverReplicas(collective, self._tell, can_go_back=can_go_back)
 
     def _tell(self, text: str) -> None:
         if self._is_main():

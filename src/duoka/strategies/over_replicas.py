@@ -1,7 +1,8 @@
 """`strategy.sum`, `.mean` and `.gather` between steps: numbers that workers have counted, known to all of them.
 
-Nobody can compute again what a lost worker had counted. The run goes on without it, the same on all survivors, and says
-so each time: a number for the user's eyes is no reason to end a training.
+Nobody can compute again what a lost worker had counted. With checkpoints, all workers go back to the last one, and
+count once more. Without, the run goes on without it, the same on all survivors, and says so each time: a number for the
+user's eyes is no reason to end a training.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from duoka.collectives.arrays import Array, check_alike, check_weights
 from duoka.collectives.collective import Collective
 from duoka.collectives.survivors import add_up, gather
 from duoka.collectives.transfer import pack_array, unpack_array
-from duoka.errors import MismatchError
+from duoka.errors import MismatchError, WorkerLost
 
 
 class OverReplicas:
-    def __init__(self, collective: Collective, tell: Callable[[str], None]) -> None:
-        self._collective, self._tell = collective, tell
+    def __init__(self, collective: Collective, tell: Callable[[str], None], *, can_go_back: bool = False) -> None:
+        self._collective, self._tell, self._can_go_back = collective, tell, can_go_back
 
     def sum(self, values: Sequence[Array], *, is_list: bool) -> Array:
         """One value for all replicas of this worker, or with `is_list` one for each."""
@@ -70,9 +71,16 @@ class OverReplicas:
             )
 
     def _tell_lost(self, call: str, lost: Sequence[int]) -> None:
-        if lost:
-            several = "s" if len(lost) > 1 else ""
-            self._tell(
-                f"{call} goes without replica{several} {', '.join(map(str, lost))}: lost with a worker before its value"
-                " came, and nobody else has it (strategy.evaluate, and numbers handed in by loop bodies, lose nothing)"
+        if not lost:
+            return
+        replicas = f"replica{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
+        if self._can_go_back:
+            raise WorkerLost(
+                f"{call} misses {replicas}: lost with a worker before its value came.",
+                why="nobody else has it, and what follows may depend on it.",
+                do="the run goes back to its last checkpoint; strategy.evaluate loses nothing in such a case.",
             )
+        self._tell(
+            f"{call} goes without {replicas}: lost with a worker before its value"
+            " came, and nobody else has it (strategy.evaluate, and numbers handed in by loop bodies, lose nothing)"
+        )
