@@ -133,7 +133,9 @@ def train(collective, story: Story, directory: Path) -> dict:
             if deed == "comes to a row that nobody can read":
                 poison.touch()
             if deed == "raises in a step" or poison.exists():
-                int(f"no number on worker {collective.worker}")
+                raise KeyError(f"nothing on worker {collective.worker}")
+            if deed == "cannot read in a step":
+                raise OSError(f"no file on worker {collective.worker}")
             is_other = life > 1 and story.mistake == "other numbers"
             witnessed.append((state.step, replica)) if exchange.is_witnessed(replica) else None
             is_empty = story.lacks_rows and replica == collective.num_replicas - 1 and state.step % 2 == 0
@@ -373,7 +375,7 @@ def test_a_death_while_the_first_step_is_computed_twice_changes_no_bit(strike, s
 
 DEEDS = {
     "raises between steps": "failed with ValueError (invalid literal for int() with base 10: 'no number')",
-    "raises in a step": "failed with ValueError (invalid literal for int() with base 10: 'no number on worker 1')",
+    "raises in a step": "failed with KeyError ('nothing on worker 1')",
     "exits": "exited with code 3",
     "leaves": "has finished its script at step ",
     "calls something else": "called 'barrier', where the others called 'exchange of step ",
@@ -414,9 +416,17 @@ def test_what_others_raise_too_after_one_that_has_come_back_is_the_users_error_a
     story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="comes to a row that nobody can read")
     launched, said = tell(story, tmp_path)
     assert launched.outcome.exit_code == 1 and launched.outcome.failed_worker in (0, 2), said
-    assert sum("had come back, and failed with ValueError" in line for line in said) == 1
-    assert "no number on worker " in launched.outcome.failure["traceback"]
+    assert sum("had come back, and failed with KeyError" in line for line in said) == 1
+    assert "nothing on worker " in launched.outcome.failure["traceback"]
     assert launched.outcome.failure["where"].startswith("in replica ")
+
+
+def test_what_one_that_has_come_back_raises_in_a_step_is_the_users_error_unless_something_is_missing(tmp_path):
+    story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="cannot read in a step")
+    launched, said = tell(story, tmp_path)
+    assert launched.outcome.exit_code == 1 and launched.outcome.failed_worker == 1, said
+    assert not any("had come back" in line for line in said), "nobody has tried it again"
+    assert "no file on worker 1" in launched.outcome.failure["traceback"]
 
 
 MOMENTS = (
