@@ -200,6 +200,9 @@ class Saves:
         """Whether the script is being led to one of its saves."""
         return self._awaited is not None
 
+    def is_awaited_at(self, call: int, epoch: int) -> bool:
+        return self._awaited is not None and self._awaited[:2] == [call, epoch]
+
     def come_by(self, call: int, epoch: int) -> bool:
         """The script saves. Says whether it is the save to which it was led."""
         place = [call, epoch, self._passes]

@@ -205,7 +205,7 @@ class KerasAdapter:
         self._trainings.resume(state)
 
     def come_to_save(self) -> bool:
-        return not self._trainings.is_led
+        return self._trainings.come_to_save()
 
     def weigh(self, loss: Any, count: Any) -> Any:
         return loss

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from duoka.data.position import Saves
 from duoka.errors import CheckpointError
 from duoka.frameworks.keras.approach import Approach
 from duoka.frameworks.keras.capture import Models, capture_generators, restore_generators
@@ -62,6 +63,7 @@ class Trainings:
         self._num_evaluations = 0  # since the last call
         self._logs: dict[str, dict[str, Any]] = {}  # of the last train_on_batch, by the number of the model
         self._saved: dict[str, Any] | None = None  # a state that the script is on its way to
+        self._saves = Saves()
         self._under_way: tuple[Any, Any] | None = None  # at a border: the model, and JAX's state
         self._batch: Any = None  # and the one that is to be trained on
 
@@ -90,7 +92,7 @@ class Trainings:
             "position": [] if self.fit is None else [{"passes": self.fit.epoch, "batches": self.fit.batch}],
             "trainings": self._place
             | {"over": self._over, "fit": fit, "end": self._end_state, "results": self._results}
-            | {"is_border": self._under_way is not None},
+            | {"is_border": self._under_way is not None, "save": self._saves.last},
             "digest": None if self._under_way is None or self._batch is None else digest(self._batch),
             "logs": keras.tree.map_structure(_plain, self._logs),
             "models": self.models.capture(model, state),
@@ -100,6 +102,7 @@ class Trainings:
     def resume(self, saved: dict[str, Any]) -> None:
         """Lead the script to this state; it may be there already."""
         self._saved = saved
+        self._saves.resume(saved["trainings"]["save"])
         if self._is_here() and self._under_way is not None:
             model, state = self._under_way
             self._under_way = model, self._arrive(model, state)
@@ -112,8 +115,24 @@ class Trainings:
         """`is_between`: at the beginning of an epoch. Saved there are only fits that were over, and go on."""
         assert self._saved is not None
         saved = self._saved["trainings"]
+        if self._saves.is_awaited:
+            return False  # it comes to the same place, and then to a save of the script's own
         is_asked = is_between == bool(saved["fit"] and saved["fit"]["is_between"])
         return is_asked and all(self._place[name] == saved[name] for name in _PLACE)
+
+    def come_to_save(self) -> bool:
+        """The script saves by itself, between its trainings: whether that is new."""
+        if self._saves.come_by(self._num_fits, self._calls.count):
+            self._arrive()
+        return not self.is_led
+
+    def _leave_save(self, model: Any = None, state: Any = None) -> Any:
+        """A training begins. If the run was saved just before it, and the script has not saved there, it is there."""
+        self._saves.last = None
+        if self._saved is None or not self._saves.is_awaited_at(self._num_fits, self._calls.count):
+            return state
+        self._saves.resume(None)
+        return self._arrive(model, state)
 
     def _arrive(self, model: Any = None, state: Any = None) -> Any:
         assert self._saved is not None
@@ -146,6 +165,7 @@ class Trainings:
             return False, compare(state)  # a callback that trains another model
         self.models.add(model)
         if self.fit is None:
+            state = self._leave_save(model, state)
             self.newcomers.refuse("it calls train_on_batch, and what its loop keeps is not known")
         self._batch = batch
         if self.newcomers.is_newcomer and self._look_for_others():
@@ -289,6 +309,7 @@ class Trainings:
         if self.fit is not None:
             self._name_unsaved(model)
             return train()  # by a callback of another one
+        self._leave_save()
         if self._saved is None:
             self._borders.at_start(self._adapter)
         self._num_fits += 1
@@ -381,6 +402,7 @@ class Trainings:
         record = saved["over"].get(number)
         if record is not None and goes_on(record, saved, self._num_fits, num_epochs, model.name):
             over = {name: each for name, each in saved["over"].items() if name != number}
+            self._saves.resume(None)
             saved = saved | {"is_open": True, "fit": saved["end"], "end": None, "over": over}
             self._saved = self._saved | {"trainings": saved, "generators": saved["fit"]["generators"], "digest": None}
         is_next = saved["is_open"] and saved["fits"] == self._num_fits
