@@ -62,6 +62,20 @@ class Reversing(Sampler):
         return 48
 
 
+class Remembering(nn.Dropout):
+    """A module with a state of its own, which it goes on with as it is given."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.counts = {"epochs": 0}
+
+    def get_extra_state(self):
+        return self.counts
+
+    def set_extra_state(self, state) -> None:
+        self.counts = state
+
+
 class Setting:
     """One script's worth of objects, as a run begins with them."""
 
@@ -78,7 +92,7 @@ class Setting:
         loader = DataLoader(self.data, batch_size=given.get("batch_size", 10), shuffle=shuffle, sampler=sampler)
         rows = TensorDataset(torch.arange(48.0).view(-1, 1))
         model = nn.Sequential(
-            nn.Linear(12, given.get("width", 16)), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)
+            nn.Linear(12, given.get("width", 16)), nn.BatchNorm1d(16), Remembering(0.3), nn.Linear(16, 3)
         )
         optimizer = given.get("optimizer", torch.optim.AdamW)(model.parameters(), lr=given.get("lr", 0.01))
         schedulers = torch.optim.lr_scheduler
@@ -182,6 +196,16 @@ def changing_between(run: Setting) -> None:
         _shrink(run)
 
 
+def changing_what_it_holds(run: Setting) -> None:
+    """Has got hold of a group, before its loop, and sets its rate in bodies; and of a module's own state."""
+    (group,) = run.optimizer.param_groups
+    for _ in run.adapter.epochs.walk(3):
+        run.model[2].counts["epochs"] += 1
+        for x, y in run.loader:
+            group["lr"] = 0.01 / (1 + run.adapter.step) * run.model[2].counts["epochs"]
+            run.step(x, y)
+
+
 def changing_in_epochs(run: Setting) -> None:
     for _ in run.adapter.epochs.walk(3):
         _halve_rate(run)
@@ -191,7 +215,8 @@ def changing_in_epochs(run: Setting) -> None:
         _shrink(run)
 
 
-SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders, changing_between, changing_in_epochs]
+SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders]
+SCRIPTS += [changing_between, changing_in_epochs, changing_what_it_holds]
 
 
 def run_from(path, state, script, num_replicas: int, stop_at: int | None = None, **given) -> tuple[str | None, Setting]:

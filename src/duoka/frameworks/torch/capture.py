@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,8 +153,8 @@ class Capture:
         self._check(state)
         self._name_changes(state["given"])
         is_here = self._restore_position(state)
-        # An optimizer goes on with the tensors that it is given, and they are needed once more.
-        self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in _OBJECTS})
+        # Whoever is given its state may go on with the very objects, and they are needed once more.
+        self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in (*_OBJECTS, "extra")})
         if is_here:
             self._arrive(state)
         else:
@@ -344,13 +345,30 @@ def _has_extra(module: nn.Module) -> bool:
 
 def _load(thing: Any, saved: dict[str, Any]) -> None:
     try:
-        thing.load_state_dict(saved)
         if isinstance(thing, torch.optim.Optimizer):
-            _keep_types(thing, saved)
+            with _keeping_groups(thing):
+                thing.load_state_dict(saved)
+                _keep_types(thing, saved)
+        else:
+            thing.load_state_dict(saved)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"The saved state of a {type(thing).__name__} does not fit.", why=f"{type(error).__name__}: {error}"
         ) from error
+
+
+@contextmanager
+def _keeping_groups(optimizer: Any) -> Iterator[None]:
+    """An optimizer that loads a state makes new groups. A script that has got hold of the old ones still sets rates."""
+    groups, moments = optimizer.param_groups, optimizer.state
+    yield
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    loaded_moments = dict(optimizer.state)
+    moments.clear()
+    moments.update(loaded_moments)
+    optimizer.param_groups, optimizer.state = groups, moments
 
 
 def _keep_types(optimizer: Any, saved: dict[str, Any]) -> None:
