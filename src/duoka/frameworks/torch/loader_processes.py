@@ -1,22 +1,28 @@
 """The processes of a DataLoader, when a SIGTERM is sent to all processes of a run: they stay until the step is saved.
 
 They would die of it, and PyTorch raises an error for that in whatever the worker is doing. So in them the signal is
-passed over, unless it comes from the worker itself, which leaves word of that.
+passed over, unless the worker has left word that it wants them to end. It does so for each that it ends while it runs,
+and for all of its children when it ends itself.
 """
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import signal
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from multiprocessing import resource_tracker
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 _PID = struct.Struct("<i")
 _PATIENCE_S = 1.0  # for one that is in native code when it is to end
+_INHERITING = ("fork", "spawn")  # what a server of processes inherits, others would, too
 
 
 class Staying:
@@ -28,6 +34,7 @@ class Staying:
 
     def __call__(self, number: int) -> None:
         signal.signal(signal.SIGTERM, self._hear)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if self._theirs is not None:
             self._theirs(number)
 
@@ -46,31 +53,62 @@ class Staying:
 
 def start(loader: DataLoader[Any]) -> Iterator[Any]:
     """iter(loader), whose processes stay."""
-    theirs = loader.worker_init_fn
+    if not loader.num_workers:
+        return iter(loader)
+    theirs, others = loader.worker_init_fn, multiprocessing.active_children()
     try:
-        if loader.num_workers:
-            loader.worker_init_fn = Staying(theirs)
-        batches = iter(loader)
+        loader.worker_init_fn = Staying(theirs)
+        with _holding_back(loader):
+            return iter(loader)
     finally:
         loader.worker_init_fn = theirs
-    for process in getattr(batches, "_workers", ()):
-        popen = process._popen
-        if "terminate" not in vars(popen):  # processes that are kept are met again
-            popen.terminate = _make_terminate(popen, popen.terminate)
-    return batches
+        for process in multiprocessing.active_children():
+            if process not in others:
+                _leave_word_of(process)
 
 
-def _make_terminate(popen: Any, terminate: Callable[[], None]) -> Callable[[], None]:
+@contextmanager
+def _holding_back(loader: DataLoader[Any]) -> Iterator[None]:
+    """A process that is just starting is sent it later, when it knows what to do with it."""
+    context: Any = loader.multiprocessing_context or multiprocessing
+    if context.get_start_method() not in _INHERITING:
+        yield
+        return
+    if context.get_start_method() == "spawn":
+        resource_tracker.ensure_running()  # when it is started, signals are let through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_word_of(process: Any) -> None:
+    """Before it is sent SIGTERM by this process."""
+    popen = process._popen
+    terminate = popen.terminate
+
     def leave_word_and_terminate() -> None:
-        os.write(_open_list(os.getpid()), _PID.pack(popen.pid))
+        _tell(popen.pid)
         terminate()
         if popen.wait(timeout=_PATIENCE_S) is None:
             popen.kill()
 
-    return leave_word_and_terminate
+    popen.terminate = leave_word_and_terminate
+
+
+def _tell(pid: int) -> None:
+    os.write(_open_list(os.getpid()), _PID.pack(pid))
 
 
 @cache
 def _open_list(process: int) -> int:
     """Of the processes that this one wants to end, in memory; a fork of it has one of its own."""
+    atexit.register(_tell_all)  # before multiprocessing ends its children, and waits for them
     return os.memfd_create("duoka-loaders")
+
+
+def _tell_all() -> None:
+    for process in multiprocessing.active_children():
+        if process.pid is not None:
+            _tell(process.pid)

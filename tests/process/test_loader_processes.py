@@ -1,0 +1,70 @@
+"""Processes of data loaders pass SIGTERM over, unless it comes from their own worker; and they end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from duoka.frameworks.torch.loader_processes import start
+from tests.process.scripts import run
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_signal_from_outside_is_passed_over_and_one_from_the_worker_is_not(method):
+    loader = DataLoader(TensorDataset(torch.arange(8.0)), 2, num_workers=1, multiprocessing_context=method)
+    batches = start(loader)
+    (process,) = batches._workers
+    if method == "spawn":
+        os.kill(process.pid, signal.SIGTERM)  # while it starts, too
+    assert next(batches)[0].tolist() == [0.0, 1.0]
+    os.kill(process.pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.is_alive() and [batch[0].tolist() for batch in batches][-1] == [6.0, 7.0]
+    assert loader.worker_init_fn is None, "nothing of it stays on the user's loader"
+    batches = start(loader)
+    next(batches)
+    (process,) = batches._workers
+    process.terminate()
+    process.join(5)
+    assert process.exitcode == 0
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+SCRIPT = """
+    import sys
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+    import duoka
+
+    class Wrapping(DataLoader):
+        def __iter__(self):
+            return map(lambda batch: batch, super().__iter__())
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.ones(4)
+
+    strategy = duoka.Mirrored(devices=1)
+    model = torch.nn.Linear(4, 1)
+    loader = Wrapping(Rows(), batch_size=4, num_workers=1, persistent_workers="kept" in sys.argv)
+    model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+    batches = iter(loader)
+    for _ in range(3):
+        model(next(batches)).sum().backward()
+        optimizer.step()
+    print("ends", flush=True)
+    """
+
+
+@pytest.mark.parametrize("kept", ["dropped", pytest.param("kept", marks=pytest.mark.slow)])
+def test_a_script_whose_loader_wraps_its_iterator_comes_to_its_end(kept, tmp_path):
+    ended = run(tmp_path, SCRIPT, kept, timeout_s=60, leaves=["torchinductor_", "pymp-"])
+    assert ended.code == 0 and "ends" in ended.out, ended.err
