@@ -328,11 +328,13 @@ class Meeting:
         deadline_s *= _BORDER_PATIENCE
         self._link.send({"kind": "border", "offer": offer, "generation": self.membership.generation} | standing)
         patience = self._begin_wait(NOT_AT_BORDER, deadline_s, step)
+        self.begin(self.completed + 1, b"the border at which a worker joins")  # whatever it does alone, it has done
         try:
             return self._stand_at_border(offer, give, patience, deadline_s)
         except Expired:
             raise self._complaints.not_joined(step, deadline_s) from None
         finally:
+            self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)
             patience.end()
 
     def _stand_at_border(self, offer: int, give: Callable[[], None], patience: Patience, deadline_s: float) -> bool:

@@ -58,16 +58,14 @@ def _if_main(method: Callable[..., Any], is_main: IsMain) -> Callable[..., Any]:
 
 
 def _shadow_checkpoint(callback: Any, is_main: IsMain) -> Shadows:
-    """All workers remember which model was the best one."""
-    save, decide = callback._save_model, callback._should_save_model
+    """All workers remember which model was the best one, and come to `model.save`: see `saving.py`."""
+    save = callback._save_model
 
     def save_model(epoch: int, batch: int | None, logs: Any) -> None:
-        if is_main():
-            save(epoch, batch, logs)
-            return
-        verbose, callback.verbose = callback.verbose, 0
+        verbose = callback.verbose
+        callback.verbose = verbose if is_main() else 0
         try:
-            decide(epoch, batch, logs, callback._get_file_path(epoch, batch, logs))
+            save(epoch, batch, logs)
         finally:
             callback.verbose = verbose
 
