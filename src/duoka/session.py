@@ -124,7 +124,7 @@ def _join(attached: Attachment) -> WorkerSession:
             collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
         attached.work = lambda: meeting.work
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
-        attached.has_asked = lambda: collective.asked_before == collective.next_number
+        attached.left_to = lambda: collective.left_to
         session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         if collective.joining is not None:
             session.borders.add(first=partial(_let_join, collective.joining, session.borders.also))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.process.scripts import DUOKA_RUN, Run, start
+from tests.process.scripts import DUOKA_RUN, Run, start, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 LEAVES = ("torchinductor_",)
@@ -25,7 +26,8 @@ torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randn(32, 2)), batch_size=8)
 model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
-if sys.argv[1] == "saved":
+kind = sys.argv[1]
+if "saved" in kind:
     strategy.checkpoint("../saved")
 for epoch in strategy.epochs(3):
     for x, y in loader:
@@ -34,6 +36,10 @@ for epoch in strategy.epochs(3):
         optimizer.step()
 print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest(), flush=True)
 slow = Path("../slow")
+if "late" in kind and strategy.worker == 1:
+    while slow.exists():
+        time.sleep(0.02)
+    time.sleep(1)
 if strategy.is_main:
     print("writes", flush=True)
     for _ in range(600):
@@ -41,38 +47,54 @@ if strategy.is_main:
             break
         time.sleep(0.05)
     torch.save(model.state_dict(), "../model.pt")
+if "barrier" in kind:
+    strategy.barrier()
+if "asleep" in kind:
+    while slow.exists():
+        time.sleep(0.02)
+    time.sleep(1)
 print("ends", flush=True)
 """
 
 
 def strike(place: Path, kind: str, program=DUOKA_RUN) -> Run:
-    """Kill the main worker in its last piece of work, when the other one has ended."""
+    """Kill the main worker in its last piece of work; the other one has ended, waits, sleeps, or is late."""
     (place / "slow").touch()
     run = start(place, SCRIPT, kind, program=program)
     run.wait_for("writes", timeout_s=60)
     workers = run.workers()
-    other = workers.get(1)
-    while other is not None and other in run.alive():
-        os.sched_yield()
-    (place / "slow").unlink()
+    if kind in ("alone", "saved"):
+        wait_until(lambda: 1 not in run.workers(), 30, run)
+    else:
+        time.sleep(0.5)
     os.kill(workers[0], signal.SIGKILL)
+    (place / "slow").unlink()
     return run
 
 
-def test_what_only_the_main_one_writes_is_said_to_be_missing_and_the_exit_code_tells(tmp_path):
-    ended = strike(tmp_path, "alone").finish(60, LEAVES)
+@pytest.mark.parametrize("kind", ["alone", "barrier", pytest.param("asleep", marks=pytest.mark.slow)])
+def test_what_only_the_main_one_writes_is_said_to_be_missing_and_the_exit_code_tells(kind, tmp_path):
+    """The others have left it to the main one, and are past it."""
+    ended = strike(tmp_path, kind).finish(60, LEAVES)
     assert ended.code == 137 and not (tmp_path / "model.pt").exists()
     *_, last = ended.said()
     assert last.startswith("worker 0 (cpu:0/v0) was ended by SIGKILL, and was the main one: what it alone prints and")
     assert "hash" in ended.log(1)
 
 
-def test_with_checkpoints_the_run_ends_once_more_by_itself(tmp_path):
-    ended = strike(tmp_path, "saved").finish(60, LEAVES)
+@pytest.mark.parametrize("kind", ["saved", pytest.param("saved barrier", marks=pytest.mark.slow)])
+def test_with_checkpoints_the_run_ends_once_more_by_itself(kind, tmp_path):
+    ended = strike(tmp_path, kind).finish(60, LEAVES)
     assert ended.code == 0, ended.err
     assert "may be missing; all workers start anew, and go back to the checkpoint of step 12" in ended.err
     assert (tmp_path / "model.pt").exists()
     assert len({line for line in ended.out.splitlines() if line.startswith("hash")}) == 1
+
+
+def test_one_that_asks_after_the_loss_is_the_main_one_and_nothing_is_missing(tmp_path):
+    ended = strike(tmp_path, "late").finish(60, LEAVES)
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "model.pt").exists() and "may be missing" not in ended.err
 
 
 @pytest.mark.slow

@@ -103,7 +103,6 @@ class Collective(ABC):
     num_replicas: int
     deadline_s: float  # of calls that name none
     joining: Joining | None = None  # where lost workers may come back
-    asked_before = 0  # the call before which the script has asked last whether this is the main worker
 
     @property
     @abstractmethod
@@ -118,6 +117,10 @@ class Collective(ABC):
     def main(self) -> int:
         """The worker that speaks and saves for all. One that has come back knows less of the run: others go first."""
         return min(self.workers)
+
+    def ask_main(self, *, is_between: bool) -> bool:
+        """The script asks whether this is the main worker. `is_between`: outside of loop bodies."""
+        return self.worker == self.main
 
     @property
     def replicas(self) -> tuple[int, ...]:

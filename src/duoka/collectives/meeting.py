@@ -70,8 +70,12 @@ class Meeting:
         board.write_work(worker, Work())
         board.write(worker, self._pid, 0, 0, 0)
 
+    @property
+    def is_own_process(self) -> bool:
+        return os.getpid() == self._pid
+
     def refuse_children(self) -> None:
-        if os.getpid() != self._pid:
+        if not self.is_own_process:
             raise LaunchError(
                 "A child process used the strategy of its parent.",
                 why="it is no worker: its parent speaks for it.",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from duoka.collectives.board import Row
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import DuokaError
 from duoka.runtime.crew import Crew, Worker, count_workers
@@ -29,6 +30,21 @@ class History:
     kept: Kept | None = None
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A main worker that was lost before it had come to the end of its script."""
+
+    text: str
+    signal: int
+    worker: int
+    row: Row
+
+    def is_missed_by(self, result: dict[str, Any]) -> bool:
+        """Whether one that has finished left things to it which it has not come past, and no step has followed."""
+        left_before = int(result["left_to"].get(str(self.worker), 0))
+        return left_before > self.row.begun and int(result["steps"]) <= self.row.steps + 1
+
+
 class Losses:
     def __init__(
         self,
@@ -44,6 +60,7 @@ class Losses:
         self._plan, self._crew, self._members, self._shutdown = plan, crew, members, shutdown
         self._outcome, self._history, self._say, self._clock = outcome, history, say, clock
         self._last_death: Death | None = None
+        self._unfinished: list[Unfinished] = []
         self._shortage = MemoryShortage()
 
     # One that was ended by a signal.
@@ -68,7 +85,7 @@ class Losses:
 
     def _go_on_without(self, worker: Worker, text: str, number: int) -> None:
         self._outcome.lost.append((worker.number, number))
-        is_end_missing = self._is_end_missing(worker)
+        self._note_unfinished(worker, text, number)
         respawn, num_survivors = self._members.respawn, len(self._crew.list_running())
         if num_survivors:
             # One that finished too early, and was found out after another loss, has been left out at that one.
@@ -78,17 +95,12 @@ class Losses:
             self._say(f"{text}; {count_workers(num_survivors)} {verb} on (generation {generation}).")
             if not is_member:
                 return
-            if is_end_missing:
-                self._end_without(text, number)
             self._members.regroup()
             is_own_doing = self._last_death is not None and self._last_death.is_own_doing
             respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
             return
         is_anybody_coming = respawn.has_newcomers
         respawn.end()
-        if is_end_missing:
-            self._end_without(text, number)
-            return
         if any(w.state is State.LEFT for w in self._crew.workers.values()):
             self._outcome.last_line = f"{text}; the others have finished."
             return
@@ -97,15 +109,24 @@ class Losses:
         if is_anybody_coming and self._history.kept is not None:  # nobody to join, but something to go on from
             self._outcome.way_back = self._find_way(f"{text}; no worker is left that others could join")
 
-    def _is_end_missing(self, worker: Worker) -> bool:
-        """The main one was lost at the last step or after it, and others have left out what is the main one's to do."""
+    def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
+        """The main one is lost before it has come to the end of its script."""
         main = self._members.comebacks.ages.sort(self._members.membership.workers)[0]
-        others = (w.result for w in self._crew.workers.values() if w is not worker and w.result is not None)
-        return worker.number == main and worker.result is None and any(result["has_asked"] for result in others)
+        if worker.number == main and worker.result is None:
+            self._unfinished.append(Unfinished(text, number, worker.number, self._crew.board.read(worker.number)))
 
-    def _end_without(self, text: str, number: int) -> None:
-        what = f"{text}, and was the main one: what it alone prints and writes at the end of the script may be missing"
-        self._outcome.exit_code = 128 + number
+    def see_end(self) -> None:
+        """All have ended. What a main one was lost in, with the last step or after it, others may have left to it."""
+        outcome = self._outcome
+        if outcome.exit_code or outcome.failed_worker is not None or self._shutdown.has_begun:
+            return
+        for lost in self._unfinished:
+            if any(lost.is_missed_by(result) for result in outcome.results.values()):
+                self._end_without(lost)
+
+    def _end_without(self, lost: Unfinished) -> None:
+        what = f"{lost.text}, and was the main one: what it alone prints and writes at the end may be missing"
+        self._outcome.exit_code = 128 + lost.signal
         self._outcome.last_line = (
             f"{what}. The weights of the others are right. strategy.save and model.save are made up for by others;"
             " with strategy.checkpoint a run ends once more by itself."

@@ -41,7 +41,7 @@ class Attachment:
     link: SocketLink
     standing: Callable[[], Standing] = Standing
     work: Callable[[], Work | None] = lambda: None
-    has_asked: Callable[[], bool] = lambda: False  # since its last call: whether it is the main worker
+    left_to: Callable[[], dict[int, int]] = dict  # main workers, and the last call before which they were left things
 
     @property
     def worker(self) -> int:
@@ -90,7 +90,8 @@ def run_body(attached: Attachment, body: Callable[[], object]) -> int:
         code = _INTERRUPTED
     flush_streams()
     if code == 0:
-        attached.link.send({"kind": "done", "has_asked": attached.has_asked()} | asdict(attached.standing()))
+        left_to = {str(main): call for main, call in attached.left_to().items()}
+        attached.link.send({"kind": "done", "left_to": left_to} | asdict(attached.standing()))
     return code
 
 

@@ -113,9 +113,7 @@ class Mirrored(Loops, Saving):
 
         It does not move back to a worker that was started in the place of a lost one.
         """
-        collective = self._session.collective
-        collective.asked_before = collective.next_number
-        return self._is_main()
+        return self._session.collective.ask_main(is_between=self._position() is None)
 
     def _is_main(self) -> bool:
         return self.worker == self._session.collective.main
