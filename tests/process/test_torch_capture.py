@@ -325,10 +325,13 @@ def test_what_the_user_has_named_is_put_back_once_more_where_the_run_goes_on(tmp
     borders.also.objects["tracker"] = tracker
     run_from(tmp_path / "saved", None, with_epochs, 4, 7)
     run = Setting(borders, 4)
-    borders.also.restore({"tracker": {"losses": [3.0, 2.0]}})
+    at_epoch = {"tracker": {"losses": [3.0]}}
+    borders.also.restore({"also": {"tracker": {"losses": [3.0, 2.0]}}, "also_at_epoch": at_epoch})
     run.adapter.restore(load_state(tmp_path / "saved", list_codecs()))
     seen = []
+    assert tracker.losses == [3.0, 2.0]
     for epoch in run.adapter.epochs.walk(2):
+        assert tracker.losses == [3.0], "as when the epoch began"
         tracker.losses.append(9.0)  # as in the run that was saved
         for x, y in run.loader:
             seen.append((epoch, list(tracker.losses)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duoka.collectives.board import Row, Work
-from duoka.data.position import Epochs, Passes
+from duoka.data.position import Epochs, Passes, Saves
 from duoka.errors import CheckpointError
 from duoka.runtime.termination import Activity, Termination
 from duoka.strategies.rhythm import Rhythm
@@ -86,6 +86,20 @@ def test_a_loop_that_was_followed_by_another_one_cannot_have_other_epochs():
         again.resume(epochs.capture())
         with pytest.raises(CheckpointError, match=f"Loop 1 .* had 2 epochs .* asked for {number} now"):
             list(again.walk(number))
+
+
+def test_a_save_that_the_script_does_not_come_by_any_more_is_said_and_not_waited_for():
+    told: list[str] = []
+    saves = Saves(told.append)
+    saves.resume([1, 3, 1, 0])
+    assert not saves.come_by(1, 2) and saves.is_awaited
+    saves.end_epochs(1, 3)
+    assert saves.is_awaited and not told, "it comes after this loop"
+    saves.end_epochs(1, 4)
+    assert not saves.is_awaited and len(told) == 1
+    saves.resume([1, 3, 1, 0])
+    saves.begin_step()
+    assert not saves.is_awaited and len(told) == 2
 
 
 def test_a_rhythm_counts_steps_from_the_beginning_and_seconds_from_the_last_time():

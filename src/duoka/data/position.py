@@ -101,7 +101,9 @@ class Epochs:
         begin: Callable[[bool], None] = lambda is_resumed: None,
         leave_out: Callable[[bool], None] = lambda goes_on: None,
         end: Callable[[], None] = lambda: None,
+        come_by_finished: Callable[[int], None] = lambda call: None,
     ) -> None:
+        self._come_by_finished = come_by_finished  # the call of a loop that was over in the saved state
         self._enter = enter  # before a loop begins
         self._begin = begin  # of an epoch: told whether it is the one that was under way in the saved state
         self._leave_out = leave_out  # a loop was over in the saved state: told whether it goes on with more epochs
@@ -123,9 +125,11 @@ class Epochs:
         call, epoch = self._resumed
         self._check(num_epochs)
         if self.num_calls < call:
+            self._come_by_finished(self.num_calls)
             return
         is_saved = self.num_calls == call
         if is_saved and self._was_over:
+            self._come_by_finished(self.num_calls)
             self._leave_out(epoch < num_epochs)
         self._is_over = False
         for number in range(epoch if is_saved else 0, num_epochs):
@@ -177,7 +181,8 @@ class Saves:
     (None, False, [1, 0, 1, 0], False, [1, 0, 1, 1])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] = lambda line: None) -> None:
+        self._tell = tell
         self.last: list[int] | None = None  # if no batch has followed it: loop over epochs, epoch, passes, number
         self._awaited: list[int] | None = None
         self._passes = 0  # since the epoch began, or the loop over epochs has ended
@@ -189,7 +194,21 @@ class Saves:
         self._passes, self.last = 0, None
 
     def begin_step(self) -> None:
-        self.last = self._awaited = None
+        self._miss()
+        self.last = None
+
+    def end_epochs(self, call: int, epoch: int) -> None:
+        """A loop over epochs has ended: what was awaited within it does not come any more."""
+        if self._awaited is not None and self._awaited[:2] < [call, epoch]:
+            self._miss()
+
+    def _miss(self) -> None:
+        if self._awaited is not None:
+            self._awaited = None
+            self._tell(
+                "this run was saved by a save() of the script, which has not come by it this time: from here on it has"
+                " the state that was saved there"
+            )
 
     def resume(self, saved: list[int] | None) -> None:
         """The run was saved there, or at no such place."""

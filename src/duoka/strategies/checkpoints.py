@@ -47,7 +47,7 @@ class Checkpoints:
         self._saved = (-1, -1)  # step and batch of the state that was given to be saved, or was resumed, last
         self.resumes = False  # a run that is started again goes on from what is saved
         self.resumed_step: int | None = None  # what this run went on from
-        session.at_exit(self._tell_if_unused)
+        session.at_exit(self._tell_what_is_odd)
 
     # Going on from one.
 
@@ -82,7 +82,7 @@ class Checkpoints:
 
     def _take(self, training: Restorable, found: Found, begin: float) -> None:
         one_sided = _compare_also(self._list_also(), found.state["kinds"])
-        self._also.restore(found.state["also"])
+        self._also.restore(found.state)
         training.restore(found.state["run"])
         self.resumed_step = found.step
         self._saved = found.step, found.facts["batch"]
@@ -194,7 +194,7 @@ class Checkpoints:
         return self._receipts[-1].failure if self._receipts else None
 
     def _collect(self, training: Restorable) -> dict[str, Any]:
-        return {"run": training.capture(), "also": self._also.capture(), "kinds": self._list_also()}
+        return {"run": training.capture(), "kinds": self._list_also()} | self._also.capture()
 
     def _list_also(self) -> dict[str, str]:
         """Their classes, by name."""
@@ -238,11 +238,22 @@ class Checkpoints:
             }
         return facts
 
-    def _tell_if_unused(self) -> None:
-        if self._training is None and self._is_main():
+    @property
+    def is_led(self) -> bool:
+        """Whether the script is on its way to where the run was saved."""
+        return self._training is not None and self._training.is_led
+
+    def _tell_what_is_odd(self) -> None:
+        if not self._is_main():
+            return
+        if self._training is None:
             self._session.say(
                 f"nothing was saved in {self._store.directory}: no loop over a prepared loader, or over"
                 " strategy.distribute_dataset, and no fit in strategy.scope() has begun"
+            )
+        elif self._training.is_led:
+            self._session.say(
+                f"the script has ended before it came to where the run was saved, at step {self._training.step}"
             )
 
     def _summarise(self) -> None:

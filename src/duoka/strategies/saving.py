@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,16 +89,29 @@ class Saving:
 
         All workers call it and wait until the file is there, whole, in the place of the old one; when it cannot be
         written, all of them raise the same error. In a loop body that does not complete its batch nothing happens,
-        as with `optimizer.step`. Returns whether it was saved. `load` reads it; so does every safetensors reader.
+        as with `optimizer.step`; nor in a run that is resumed, before it has come to where it was. Returns whether it
+        was saved. `load` reads it; so does every safetensors reader.
         """
         self._refuse_in_evaluation("save")
         if not self.stepped:
             return False
+        is_done = self._checkpoints is not None and self._checkpoints.is_led
         turn = Turn(self._session.collective, "strategy.save", deadline_s)
         if turn.is_mine():
             with turn.acting():
-                self._session.save_state(path, state)
+                if is_done:
+                    self._tell_if_missing(path)
+                else:
+                    self._session.save_state(path, state)
         return True
+
+    def _tell_if_missing(self, path: Any) -> None:
+        """A script that is resumed comes by what it has saved before, with the weights of later."""
+        if not os.path.exists(path):
+            self._session.say(
+                f"{os.fspath(path)} is not there, and not written now: when the script saved it the weights were others"
+                " than those with which the run goes on"
+            )
 
     def load(self, path: Any, *, device: Any = None) -> Any:
         """The state that `save` wrote, with its tensors on the CPU or on the device given. Every worker reads it."""

@@ -114,6 +114,11 @@ class Restorable(Protocol):
         """
         ...
 
+    @property
+    def is_led(self) -> bool:
+        """Whether the script is on its way to a restored state: what it does has happened."""
+        ...
+
     def come_to_save(self) -> bool:
         """The script saves by itself, outside of loops: whether that is new. It is not while it is being led."""
         ...

@@ -204,6 +204,10 @@ class KerasAdapter:
             self._memory.make_same_rooms(state["rooms"])
         self._trainings.resume(state)
 
+    @property
+    def is_led(self) -> bool:
+        return self._trainings.is_led
+
     def come_to_save(self) -> bool:
         return self._trainings.come_to_save()
 

@@ -110,6 +110,8 @@ class Trainings:
             self._arrive()  # nothing was trained before it was saved
         elif self.fit is not None:
             self.fit.head_for(saved["trainings"]["fit"])
+        if self._saved is not None:
+            self._borders.also.begin_at_top()
 
     def _is_here(self, *, is_between: bool = False) -> bool:
         """`is_between`: at the beginning of an epoch. Saved there are only fits that were over, and go on."""

@@ -29,6 +29,7 @@ class Capture:
         agreed: dict[int, Any],
         epochs: Epochs,
         trained: Trained,
+        tell: Callable[[str], None],
         at_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self._progress, self._checks, self.epochs, self._trained = progress, checks, epochs, trained
@@ -37,7 +38,7 @@ class Capture:
         self.roster = Roster(self._note_agreed)
         trained.names = self.roster
         self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
-        self.saves = Saves()
+        self.saves = Saves(tell)
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
         self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
@@ -75,14 +76,20 @@ class Capture:
             self._epoch_start = {"datasets": self._num_added, "generators": capture_generators()}
 
     def end_epochs(self) -> None:
+        self.saves.end_epochs(self.epochs.num_calls, self.epochs.epoch)
         if not self.saves.is_awaited:
             self.arrive()
         self.saves.begin_epoch()
 
+    @property
+    def is_led(self) -> bool:
+        """A state was restored, and the script runs from its top: until the next batch, what it does has happened."""
+        return self._arrive is not None
+
     def come_to_save(self) -> bool:
         if self.saves.come_by(self.epochs.num_calls, self.epochs.epoch):
             self.arrive()
-        return not self.is_replaying
+        return not self.is_led
 
     def leave_out(self, goes_on: bool) -> None:
         """The script has left out all that was saved, and is where it was saved, or comes to it after this loop."""
@@ -182,11 +189,6 @@ class Capture:
             arrive()  # it is here, or nothing has happened before it
         else:
             self._arrive = arrive
-
-    @property
-    def is_replaying(self) -> bool:
-        """A state was restored, and the script runs from its top: until the next batch, what it does has happened."""
-        return self._arrive is not None
 
     def arrive(self) -> None:
         """The script has come to where the run is."""

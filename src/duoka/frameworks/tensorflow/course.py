@@ -34,10 +34,11 @@ class Course:
         compare: Callable[[], None],
         trained: Trained,
         joining: Joining | None,
+        tell: Callable[[str], None],
     ) -> None:
         self._borders, self._end_step, self._compare = borders, end_step, compare
         self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
-        self._capture = Capture(progress, checks, agreed, self.epochs, trained, borders.also.arrive)
+        self._capture = Capture(progress, checks, agreed, self.epochs, trained, tell, borders.also.arrive)
         self._is_followed = joining is not None  # by workers that may come
         self._newcomers = Newcomers(joining, self._capture, borders.also)
         self._leader: int | None = None
@@ -50,6 +51,8 @@ class Course:
         if self._leader is not None:
             return False
         self._start()
+        if self._capture.is_led and not self.epochs.num_calls:
+            self._borders.also.begin_at_top()
         self._capture.saves.begin_pass()
         self._newcomers.begin_pass(source)
         return True
@@ -116,6 +119,7 @@ class Course:
 
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
+        self._borders.also.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
     def _leave_out(self, goes_on: bool) -> None:

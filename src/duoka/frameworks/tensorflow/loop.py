@@ -75,6 +75,7 @@ class Loop:
             self._compare,
             self._trained,
             collective.joining,
+            self.tell_once,
         )
         self._alone = OneReplica(strategy, lambda: self._borders.is_state_wanted, self._count_alone, self._watch_alone)
         self._turns = Turns(

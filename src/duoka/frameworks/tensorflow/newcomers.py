@@ -25,7 +25,7 @@ class Newcomers:
     @property
     def _is_led(self) -> bool:
         """This worker has joined, and is on its way to the batch at which it did: the others have left marks before."""
-        return self._has_joined and self._capture.is_replaying
+        return self._has_joined and self._capture.is_led
 
     def refuse(self, reason: str) -> None:
         if self._joining is not None:

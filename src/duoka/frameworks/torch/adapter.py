@@ -88,7 +88,13 @@ class TorchAdapter:
             is_saved=lambda: self.options.borders.is_state_wanted,
             newcomers=self._newcomers,
         )
-        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
+        self.epochs = Epochs(
+            self._begin_epochs,
+            self._begin_epoch,
+            self._leave_out,
+            self._end_epochs,
+            self.evaluation.recollections.leave_out_epochs,
+        )
         self._capture = Capture(
             self._parts,
             self.loop,
@@ -259,10 +265,16 @@ class TorchAdapter:
     def _begin_loop(self) -> None:
         self._capture.saves.begin_pass()
         self.options.borders.at_start(self)
+        if self.loop.is_replaying and not self.epochs.num_calls:
+            self.options.borders.also.begin_at_top()
 
     def _come_by_border(self, compare: Callable[[], None]) -> None:
         self._capture.saves.begin_step()
         self.options.borders.at_border(self, compare)
+
+    @property
+    def is_led(self) -> bool:
+        return self.loop.is_replaying
 
     def come_to_save(self) -> bool:
         return self._capture.come_to_save()
@@ -274,6 +286,7 @@ class TorchAdapter:
 
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
+        self.options.borders.also.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
     def describe_generators(self) -> Any:

@@ -85,7 +85,7 @@ class Capture:
         self._refresh = refresh  # buffers have got other values
         self._tell = tell
         self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
-        self.saves = Saves()
+        self.saves = Saves(tell)
         self._numbers: list[int] = []  # of the loaders that are prepared
         self._num_added = 0  # loaders that the script has prepared, those of epochs that are left out included
         self._at_epoch = 0  # the same, when the epoch under way began
@@ -117,6 +117,7 @@ class Capture:
             "loaders": {"numbers": sorted(positions), "added": self._num_added, "at_epoch": self._at_epoch},
             "position": [positions[number] for number in sorted(positions)],
             "evaluations": self._evaluation.capture(),
+            "recollections": self._evaluation.recollections.capture(),
             "generators": capture_generators(),
             "epoch_generators": self._at_epoch_start,
             "save": self.saves.last,
@@ -153,6 +154,7 @@ class Capture:
         self._check(state)
         self._name_changes(state["given"])
         is_here = self._restore_position(state)
+        self._evaluation.recollections.restore(state["recollections"])
         # Whoever is given its state may go on with the very objects, and they are needed once more.
         self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in (*_OBJECTS, "extra")})
         if is_here:
@@ -169,6 +171,7 @@ class Capture:
     def _arrive(self, state: dict[str, Any]) -> None:
         self._at_arrival()
         self._evaluation.restore(state["evaluations"])
+        self._evaluation.recollections.arrive(state["recollections"])
         restore_generators(state["generators"])
 
     def _put(self, state: dict[str, Any]) -> None:
@@ -226,9 +229,11 @@ class Capture:
 
     def begin_epochs(self) -> None:
         self._at_loop = capture_generators()
+        self._evaluation.recollections.begin_epochs()
 
     def begin_epoch(self, is_resumed: bool) -> None:
         self.saves.begin_epoch()
+        self._evaluation.recollections.begin_epoch(is_resumed)
         if is_resumed:
             self._num_added = max(self._num_added, self._at_epoch)
             for loader in self._parts.loaders:
@@ -256,6 +261,8 @@ class Capture:
             restore_generators(self._at_epoch_start)
 
     def end_epochs(self) -> None:
+        self._evaluation.recollections.end_epochs(self._epochs.num_calls)
+        self.saves.end_epochs(self._epochs.num_calls, self._epochs.epoch)
         if not self.saves.is_awaited:
             self._loop.arrive()
         self.saves.begin_epoch()

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.nested import map_tensors
 from duoka.frameworks.torch.randomness import seeded
+from duoka.frameworks.torch.recollections import Outcome, Recollections
 from duoka.frameworks.torch.totals import Metrics, Totals
 
 Function = Callable[[Any], Any]
@@ -51,6 +53,7 @@ class Evaluation:
         self._num_loops = 0
         self.replicas_of_last_loop: tuple[int, ...] | None = None
         self._num_evaluations = 0
+        self.recollections = Recollections()
 
     def capture(self) -> list[int]:
         return [self._num_loops, self._num_evaluations]
@@ -141,19 +144,25 @@ class Evaluation:
     # strategy.evaluate.
 
     def evaluate(self, function: Function, loader: Any) -> Any:
-        """sum / count over the whole loader, the same bits on every worker and for every number of workers."""
+        """sum / count over the whole loader, the same bits on every worker and for every number of workers.
+
+        A script on its way to where it was saved is told what came of it then: the weights are those of later.
+        """
         self.refuse("strategy.evaluate")
         self._refuse_incomplete_batch()
         blocks = self._blocks_of(_plain(loader))
         self._num_evaluations += 1
+        is_between = self._loop.body is None
+        known = self.recollections.come_by() if is_between else None
         with torch.no_grad(), _in_eval_mode(self._models):
-            reduction = _Reduction(
-                self._collective,
-                f"evaluate {self._num_evaluations}, {blocks.order}",
-                lambda replicas: self._add_up(function, blocks, replicas),
-            )
-            metrics, flat = reduction.run()
-        if self._loop.body is None:
+            compute = partial(self._add_up, function, blocks)
+            if known is not None and self._loop.is_replaying:
+                compute = partial(_recall, known)
+            metrics, flat = _Reduction(
+                self._collective, f"evaluate {self._num_evaluations}, {blocks.order}", compute
+            ).run()
+        if is_between:
+            self.recollections.keep(Outcome(metrics, flat))
             self._collective.end_step()  # within a body the border comes with the end of the batch
         if metrics is None:
             self._tell_once("strategy.evaluate: the loader gave no batch, so the answer is NaN")
@@ -177,6 +186,11 @@ class Evaluation:
             for replica, batch in blocks.read(replicas, -self._num_evaluations, self._begin_replica):
                 totals[replica].add(function(self._to_device(batch)))
         return totals
+
+
+def _recall(known: Outcome, replicas: Sequence[int]) -> dict[int, Totals]:
+    """One replica has all of it: those without rows add nothing."""
+    return {replica: Totals() if replica else Totals.of(known.metrics, known.totals) for replica in replicas}
 
 
 class _Reduction:

@@ -66,6 +66,20 @@ class Totals:
         self.metrics: Metrics | None = None
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    @classmethod
+    def of(cls, metrics: Metrics | None, flat: np.ndarray) -> Totals:
+        """What `flatten` gave."""
+        totals, start = cls(), 0
+        totals.metrics = metrics
+        for _, *shapes in () if metrics is None else metrics.kinds:
+            pair = []
+            for shape in shapes:
+                end = start + math.prod(shape)
+                pair.append(torch.from_numpy(flat[start:end].reshape(shape)))
+                start = end
+            totals._pairs.append((pair[0], pair[1]))
+        return totals
+
     def add(self, returned: Any) -> None:
         named = returned if isinstance(returned, dict) else {_ALONE: returned}
         pairs = [_read_pair(name, pair) for name, pair in named.items()]
