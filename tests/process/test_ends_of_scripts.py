@@ -97,6 +97,23 @@ def test_one_that_asks_after_the_loss_is_the_main_one_and_nothing_is_missing(tmp
     assert (tmp_path / "model.pt").exists() and "may be missing" not in ended.err
 
 
+def test_one_that_is_lost_in_an_evaluation_was_past_what_it_had_printed(tmp_path):
+    """The next one does all that follows."""
+    script = SCRIPT.replace(
+        "slow = Path",
+        """
+def measure(batch):
+    if strategy.worker == 0:
+        os.kill(os.getpid(), 9)
+    return ((model(batch[0]) - batch[1]) ** 2).sum(), batch[1].numel()
+strategy.print("value", strategy.evaluate(measure, loader))
+slow = Path""",
+    )
+    ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(60, LEAVES)
+    assert ended.code == 0 and "SIGKILL" in ended.err and "may be missing" not in ended.err, ended.err
+    assert (tmp_path / "model.pt").exists() and "value" in ended.out
+
+
 @pytest.mark.slow
 def test_another_one_that_is_lost_at_its_end_leaves_nothing_missing(tmp_path):
     script = SCRIPT.replace('print("hash"', 'if strategy.worker == 1: os.kill(os.getpid(), 9)\nprint("hash"')

@@ -308,7 +308,7 @@ DAMAGE = {
         "how long",
     ),
     "a manifest of a later version": (
-        lambda path: edit_manifest(path, lambda text: text.replace("checkpoint 1", "checkpoint 2")),
+        lambda path: edit_manifest(path, lambda text: text.replace("checkpoint 2", "checkpoint 3")),
         "manifest.json",
         "another version",
     ),

@@ -25,7 +25,7 @@ class Training:
 
     def __init__(self) -> None:
         self.step = self.batch = 0
-        self.is_led = False
+        self.is_repeating = False
 
     def capture(self) -> dict:
         arrays = [np.zeros(1000), *([np.zeros(2000)] if self.step else [])]
@@ -36,7 +36,7 @@ class Training:
         self.step, self.batch = state["step"], state["batch"]
 
     def come_to_save(self) -> bool:
-        return not self.is_led
+        return not self.is_repeating
 
 
 @pytest.fixture
@@ -216,9 +216,9 @@ def test_things_that_are_saved_along_are_named_when_they_are_on_one_side_only(se
 def test_a_script_on_its_way_to_where_it_was_saved_saves_nothing(session, tmp_path):
     training = Training()
     checkpoints = begin(session, tmp_path, training, 100)
-    training.is_led = True
+    training.is_repeating = True
     checkpoints.save()
     assert store_in(session, tmp_path, None).names() == []
-    training.is_led = False
+    training.is_repeating = False
     checkpoints.save()
     assert store_in(session, tmp_path, None).names() == ["step-00000000"]

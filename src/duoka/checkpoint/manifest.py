@@ -21,7 +21,7 @@ from duoka.checkpoint.storage import damaged
 from duoka.checkpoint.tree import parse_json
 from duoka.errors import CheckpointDamaged
 
-FORMAT = "duoka checkpoint 1"
+FORMAT = "duoka checkpoint 2"
 MANIFEST, FACTS, STATE = "manifest.json", "facts.json", "state.safetensors"
 _LARGEST_MANIFEST = 10_000
 LARGEST_FACTS = 10_000_000

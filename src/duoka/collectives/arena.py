@@ -137,7 +137,7 @@ class _Mapping:
         }
 
     def __del__(self) -> None:
-        if self._address:
+        if self._address and _LIBC is not None:  # at the end of the interpreter names may be gone
             _LIBC.munmap(ctypes.c_void_p(self._address), ctypes.c_size_t(self._nbytes))
 
 

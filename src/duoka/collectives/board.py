@@ -22,6 +22,7 @@ _CALL_BYTES = (ROW_BYTES - _FIXED.size - _WORK.size) // 2
 _CALLS = (_FIXED.size + _WORK.size, _FIXED.size + _WORK.size + _CALL_BYTES)
 _CALL = struct.Struct("<qI")  # the offer that this worker knew of when it called, and the length of the call
 _WISH = struct.Struct("<q")  # whether the run is to end at the next border
+_MAIN = struct.Struct("<q")  # the worker that prints and writes for all
 _LONGEST_CALL = _CALL_BYTES - 40
 
 
@@ -69,13 +70,14 @@ class Work:
 
 
 def board_bytes(num_workers: int) -> int:
-    return num_workers * ROW_BYTES + _WISH.size
+    return num_workers * ROW_BYTES + _WISH.size + _MAIN.size
 
 
 class Board:
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._shared = memory
         self._memory = memoryview(memory)
+        self._end = len(self._memory) - _WISH.size - _MAIN.size  # of the rows
 
     @classmethod
     def of_fd(cls, fd: int, num_workers: int) -> Board:
@@ -105,11 +107,18 @@ class Board:
         return Work(*_WORK.unpack_from(self._memory, worker * ROW_BYTES + _FIXED.size))
 
     def wish_end(self) -> None:
-        _WISH.pack_into(self._memory, len(self._memory) - _WISH.size, 1)
+        _WISH.pack_into(self._memory, self._end, 1)
 
     def is_end_wished(self) -> bool:
-        (is_wished,) = _WISH.unpack_from(self._memory, len(self._memory) - _WISH.size)
+        (is_wished,) = _WISH.unpack_from(self._memory, self._end)
         return bool(is_wished)
+
+    def move_main(self, worker: int) -> None:
+        _MAIN.pack_into(self._memory, self._end + _WISH.size, worker)
+
+    def read_main(self) -> int:
+        (worker,) = _MAIN.unpack_from(self._memory, self._end + _WISH.size)
+        return int(worker)
 
     def write_call(self, worker: int, number: int, call: bytes, offer: int = 0) -> None:
         """What this worker calls now; two places in turn, so that a quick one never overwrites what is still read."""

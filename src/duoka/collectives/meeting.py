@@ -70,12 +70,8 @@ class Meeting:
         board.write_work(worker, Work())
         board.write(worker, self._pid, 0, 0, 0)
 
-    @property
-    def is_own_process(self) -> bool:
-        return os.getpid() == self._pid
-
     def refuse_children(self) -> None:
-        if not self.is_own_process:
+        if os.getpid() != self._pid:
             raise LaunchError(
                 "A child process used the strategy of its parent.",
                 why="it is no worker: its parent speaks for it.",
@@ -89,6 +85,10 @@ class Meeting:
     def is_end_wished(self) -> bool:
         """Whether the run is to end at a border: the supervisor has been asked for it."""
         return self._board.is_end_wished()
+
+    def read_main(self) -> int:
+        """Who prints and writes for all, as the supervisor knows it: it hears of a loss first."""
+        return self._board.read_main()
 
     def begin(self, number: int, description: bytes, offer: int = 0) -> None:
         """Leave word of what this worker calls: for comparison, and for the errors of those who wait for it."""
@@ -106,9 +106,12 @@ class Meeting:
         self.work = work
         self._board.write_work(self.worker, work)
 
-    def end_step(self) -> None:
+    def end_work(self) -> None:
         if self.work is not None:
             self.work_on(Work(self.work.step))
+
+    def end_step(self) -> None:
+        self.end_work()
         self.steps += 1
         self._supervision.end_step()
         self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)

@@ -5,7 +5,6 @@ One worker is the same code with nobody to wait for and memory of its own (see `
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -71,23 +70,14 @@ class SharedMemory(Collective):
         return self.meeting.ages.sort(self.meeting.membership.workers)[0]
 
     def ask_main(self, *, is_between: bool) -> bool:
-        """Between steps a loss is heard of first: this worker may have become the main one."""
-        if is_between and self._can_listen():
-            try:
-                self.meeting.listen(self.deadline_s)
-            except Regrouped as regrouped:
-                self.dealing.adopt(regrouped.decision)
-        if self.worker == self.main:
-            return True
-        if is_between:
-            self.left_to[self.main] = self.next_number
-        return False
-
-    def _can_listen(self) -> bool:
-        """Not in the middle of a call, which hears it by itself; nor by a thread beside one, or a fork."""
-        is_here = self.meeting.is_own_process and threading.current_thread() is threading.main_thread()
-        is_member = self.joining is None or not self.joining.is_newcomer
-        return is_here and is_member and self._failure is None and self._number == self.meeting.completed
+        """Between steps the role has moved as soon as the main one is gone, without waiting for anybody."""
+        if not is_between:
+            return self.worker == self.main
+        self.meeting.end_work()
+        main = self.meeting.read_main()
+        if self.worker != main:
+            self.left_to[main] = self.next_number
+        return self.worker == main
 
     @property
     def own_replicas(self) -> tuple[int, ...]:

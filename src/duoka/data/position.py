@@ -6,6 +6,7 @@ saved position has happened: its finished epochs and passes give nothing, and th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -101,13 +102,15 @@ class Epochs:
         begin: Callable[[bool], None] = lambda is_resumed: None,
         leave_out: Callable[[bool], None] = lambda goes_on: None,
         end: Callable[[], None] = lambda: None,
-        come_by_finished: Callable[[int], None] = lambda call: None,
+        leave: Callable[[], None] = lambda: None,
+        come_by_finished: Callable[[], None] = lambda: None,
     ) -> None:
-        self._come_by_finished = come_by_finished  # the call of a loop that was over in the saved state
         self._enter = enter  # before a loop begins
         self._begin = begin  # of an epoch: told whether it is the one that was under way in the saved state
         self._leave_out = leave_out  # a loop was over in the saved state: told whether it goes on with more epochs
         self._end = end  # of a loop
+        self._leave = leave  # the script has left a loop by `break` or `return`
+        self._come_by_finished = come_by_finished  # a loop was over in the saved state
         self.num_calls = 0
         self._position = self._resumed = (0, 0)
         self._is_over = self._was_over = False  # the last loop, here and in the saved state
@@ -125,17 +128,22 @@ class Epochs:
         call, epoch = self._resumed
         self._check(num_epochs)
         if self.num_calls < call:
-            self._come_by_finished(self.num_calls)
+            self._come_by_finished()
             return
         is_saved = self.num_calls == call
         if is_saved and self._was_over:
-            self._come_by_finished(self.num_calls)
+            self._come_by_finished()
             self._leave_out(epoch < num_epochs)
         self._is_over = False
         for number in range(epoch if is_saved else 0, num_epochs):
             self._position = self.num_calls, number
             self._begin(is_saved and number == epoch and not self._was_over)
-            yield number
+            try:
+                yield number
+            except GeneratorExit:
+                if not sys.is_finalizing():
+                    self._leave()
+                raise
         self._position, self._is_over = (self.num_calls, num_epochs), True
         self._lengths[self.num_calls] = num_epochs
         self._end()

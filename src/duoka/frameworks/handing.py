@@ -27,7 +27,7 @@ def give(training: Restorable, also: Also, fd: int, available: Callable[[], int]
     The memory is really there before it is written to: a shortage is an error here, which keeps the newcomer out, and
     not the end of this worker, and then of the next one that tries.
     """
-    state = {"run": training.capture()} | also.capture()
+    state = {"run": training.capture(), "also": also.capture()}
     tree, tensors = collect(state, list_codecs())
     tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
     nbytes = tensor_bytes + _HEADER_BYTES
@@ -46,7 +46,7 @@ def take(training: Restorable, also: Also, fd: int) -> None:
     """Put that state into this worker. What does not fit is this worker's own failure."""
     try:
         state = load_state(f"/proc/self/fd/{fd}", list_codecs())
-        also.restore(state)
+        also.restore(state["also"])
         training.restore(state["run"])
     except CheckpointError as error:
         raise CannotJoin("The state of the run does not fit to this worker.", why=str(error)) from error

@@ -110,10 +110,14 @@ class Losses:
             self._outcome.way_back = self._find_way(f"{text}; no worker is left that others could join")
 
     def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
-        """The main one is lost before it has come to the end of its script."""
-        main = self._members.comebacks.ages.sort(self._members.membership.workers)[0]
-        if worker.number == main and worker.result is None:
-            self._unfinished.append(Unfinished(text, number, worker.number, self._crew.board.read(worker.number)))
+        """The main one is lost before it has come to the end of its script: another one is it from now on."""
+        board = self._crew.board
+        if worker.number != board.read_main() or worker.result is not None:
+            return
+        if not board.read_work(worker.number).is_under_way:  # else it was past what it prints and writes
+            self._unfinished.append(Unfinished(text, number, worker.number, board.read(worker.number)))
+        if running := [other.number for other in self._crew.list_running()]:
+            board.move_main(self._members.comebacks.ages.sort(running)[0])
 
     def see_end(self) -> None:
         """All have ended. What a main one was lost in, with the last step or after it, others may have left to it."""

@@ -77,12 +77,12 @@ class Checkpoints:
         if self._found is not None:
             self._take(training, *self._found)
             self._found = None  # and its memory
-        self._first_step = training.step
-        self._rhythm.begin(training.step)
+        self._first_step = training.step if self.resumed_step is None else self.resumed_step
+        self._rhythm.begin(self._first_step)
 
     def _take(self, training: Restorable, found: Found, begin: float) -> None:
         one_sided = _compare_also(self._list_also(), found.state["kinds"])
-        self._also.restore(found.state)
+        self._also.restore(found.state["also"])
         training.restore(found.state["run"])
         self.resumed_step = found.step
         self._saved = found.step, found.facts["batch"]
@@ -194,7 +194,7 @@ class Checkpoints:
         return self._receipts[-1].failure if self._receipts else None
 
     def _collect(self, training: Restorable) -> dict[str, Any]:
-        return {"run": training.capture(), "kinds": self._list_also()} | self._also.capture()
+        return {"run": training.capture(), "also": self._also.capture(), "kinds": self._list_also()}
 
     def _list_also(self) -> dict[str, str]:
         """Their classes, by name."""
@@ -239,9 +239,9 @@ class Checkpoints:
         return facts
 
     @property
-    def is_led(self) -> bool:
-        """Whether the script is on its way to where the run was saved."""
-        return self._training is not None and self._training.is_led
+    def is_repeating(self) -> bool:
+        """Whether the script does again what it has done, on its way to where the run was saved."""
+        return self._training is not None and self._training.is_repeating
 
     def _tell_what_is_odd(self) -> None:
         if not self._is_main():
@@ -251,10 +251,9 @@ class Checkpoints:
                 f"nothing was saved in {self._store.directory}: no loop over a prepared loader, or over"
                 " strategy.distribute_dataset, and no fit in strategy.scope() has begun"
             )
-        elif self._training.is_led:
-            self._session.say(
-                f"the script has ended before it came to where the run was saved, at step {self._training.step}"
-            )
+        elif self._training.is_repeating:
+            step = f"at step {self._first_step}"
+            self._session.say(f"the script has ended before it came to where the run was saved, {step}")
 
     def _summarise(self) -> None:
         stalls = [receipt.stall_s * 1000 for receipt in self._receipts]
@@ -274,8 +273,17 @@ class Checkpoints:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if kind is None and self._training is not None:
             self._save_together(must_succeed=False)  # what follows the block is not to be lost for it
+            self._tell_whether_it_trains(False)
         else:
             self.wait(_DEADLINE_ON_ERROR_S)
+
+
+def missing(path: Any) -> str:
+    """Said where a script would save again what it has saved before, and the file is gone."""
+    return (
+        f"{path} is not there, and is not written now: the script has not come to where the run was saved, and would"
+        " write the weights of that place"
+    )
 
 
 def _compare_runs(found: Found, facts: dict[str, Any]) -> None:

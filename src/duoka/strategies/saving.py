@@ -8,7 +8,7 @@ from typing import Any
 
 from duoka.checkpoint.store import Store
 from duoka.errors import CheckpointError
-from duoka.strategies.checkpoints import Checkpoints
+from duoka.strategies.checkpoints import Checkpoints, missing
 from duoka.strategies.rhythm import Rhythm
 from duoka.strategies.strategy import Adapter, Options, Session
 from duoka.strategies.turn import Turn
@@ -95,7 +95,7 @@ class Saving:
         self._refuse_in_evaluation("save")
         if not self.stepped:
             return False
-        is_done = self._checkpoints is not None and self._checkpoints.is_led
+        is_done = self._checkpoints is not None and self._checkpoints.is_repeating
         turn = Turn(self._session.collective, "strategy.save", deadline_s)
         if turn.is_mine():
             with turn.acting():
@@ -103,15 +103,12 @@ class Saving:
                     self._tell_if_missing(path)
                 else:
                     self._session.save_state(path, state)
-        return True
+        return not is_done or os.path.exists(path)
 
     def _tell_if_missing(self, path: Any) -> None:
         """A script that is resumed comes by what it has saved before, with the weights of later."""
         if not os.path.exists(path):
-            self._session.say(
-                f"{os.fspath(path)} is not there, and not written now: when the script saved it the weights were others"
-                " than those with which the run goes on"
-            )
+            self._session.say(missing(path))
 
     def load(self, path: Any, *, device: Any = None) -> Any:
         """The state that `save` wrote, with its tensors on the CPU or on the device given. Every worker reads it."""

@@ -115,8 +115,8 @@ class Restorable(Protocol):
         ...
 
     @property
-    def is_led(self) -> bool:
-        """Whether the script is on its way to a restored state: what it does has happened."""
+    def is_repeating(self) -> bool:
+        """Whether the script is past a training, on its way to a restored state: what it does has happened."""
         ...
 
     def come_to_save(self) -> bool:

@@ -205,8 +205,8 @@ class KerasAdapter:
         self._trainings.resume(state)
 
     @property
-    def is_led(self) -> bool:
-        return self._trainings.is_led
+    def is_repeating(self) -> bool:
+        return self._trainings.is_repeating
 
     def come_to_save(self) -> bool:
         return self._trainings.come_to_save()

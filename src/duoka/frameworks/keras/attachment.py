@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -37,6 +38,7 @@ from duoka.frameworks.keras.votes import BatchVote, EpochVote, watch_batches
 from duoka.frameworks.keras.whole_share import WholeShareSteps
 from duoka.frameworks.placement_log import PlacementLog
 from duoka.frameworks.switching import keeping_switches
+from duoka.strategies.checkpoints import missing
 
 _SHADOWED = (
     "make_train_function",
@@ -90,8 +92,16 @@ class Attachment:
             attributes[name] = getattr(self, name)
         for name in ("save", "save_weights", "export"):
             own = getattr(kind, name).__get__(self._model)
-            attributes[name] = save_once(own, self._deeds, makes_folders=name == "export")
+            attributes[name] = save_once(own, self._deeds, self._has_saved, makes_folders=name == "export")
         self._model.train_function = self._model.test_function = None  # of trainings before
+
+    def _has_saved(self, path: Any) -> bool:
+        """A script that is resumed comes by what it has saved before, with the weights of later."""
+        if not self._trainings.is_repeating:
+            return False
+        if not os.path.exists(path):
+            self._tell(missing(path))
+        return True
 
     def make_train_function(self, force: bool = False) -> Any:
         """What `fit` and `train_on_batch` call before they train."""

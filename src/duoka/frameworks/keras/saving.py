@@ -23,12 +23,16 @@ from duoka.errors import CheckpointError
 Save = Callable[..., Any]
 
 
-def save_once(save: Save, deeds: Deeds, *, makes_folders: bool = False) -> Save:
-    """The same call, for one worker. Files in other places than a local folder are left to Keras."""
+def save_once(save: Save, deeds: Deeds, is_done: Callable[[Any], bool], *, makes_folders: bool = False) -> Save:
+    """The same call, for one worker. Files in other places than a local folder are left to Keras.
+
+    `is_done`: told the path, whether the script has saved this before, and does so again on its way to a saved state.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(save).bind(*args, **kwargs).arguments
-        return deeds.do(f"{save.__name__} {bound.get(next(iter(bound), ''))}", lambda: write(*args, **kwargs))
+        path = bound.get(next(iter(bound), ""))
+        return None if is_done(path) else deeds.do(f"{save.__name__} {path}", lambda: write(*args, **kwargs))
 
     def write(*args: Any, **kwargs: Any) -> Any:
         options = dict(inspect.signature(save).bind(*args, **kwargs).arguments)

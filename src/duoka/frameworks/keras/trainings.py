@@ -73,6 +73,11 @@ class Trainings:
         return self._saved is not None or self.newcomers.is_newcomer
 
     @property
+    def is_repeating(self) -> bool:
+        """Whether the script is past a training, on its way to a saved place: what it does has happened."""
+        return self._saved is not None and self.fit is None and bool(self._num_fits or self._calls.count)
+
+    @property
     def reads_nothing(self) -> bool:
         return self.fit is not None and self.fit.reads_nothing
 

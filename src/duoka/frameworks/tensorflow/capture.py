@@ -8,6 +8,7 @@ from typing import Any
 from tensorflow.python.eager import context
 
 from duoka.data.position import Epochs, Saves
+from duoka.data.trail import Trail
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
 from duoka.frameworks.exchange.checks import Checks
@@ -15,6 +16,7 @@ from duoka.frameworks.tensorflow.loader import Source
 from duoka.frameworks.tensorflow.roster import Roster
 from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.turns import Progress
+from duoka.strategies.also import Also
 
 FRAMEWORK = "tensorflow"
 
@@ -30,14 +32,15 @@ class Capture:
         epochs: Epochs,
         trained: Trained,
         tell: Callable[[str], None],
-        at_arrival: Callable[[], None] = lambda: None,
+        also: Also,
     ) -> None:
         self._progress, self._checks, self.epochs, self._trained = progress, checks, epochs, trained
         self._agreed = agreed  # variables that are known to be the same on all workers
         self._agreed_names: set[str] = set()
         self.roster = Roster(self._note_agreed)
         trained.names = self.roster
-        self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
+        self._also = also
+        self.trail = Trail(self._describe, self._take, lambda: self.is_led)
         self.saves = Saves(tell)
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
@@ -64,6 +67,7 @@ class Capture:
 
     def begin_epoch(self, is_resumed: bool) -> None:
         self.saves.begin_epoch()
+        self.trail.begin_epoch(is_resumed)
         if is_resumed:
             for source in self.sources:
                 source.passes.begin_resumed_epoch()
@@ -80,6 +84,10 @@ class Capture:
         if not self.saves.is_awaited:
             self.arrive()
         self.saves.begin_epoch()
+
+    @property
+    def is_repeating(self) -> bool:
+        return self.is_led and not self.trail.is_at_top
 
     @property
     def is_led(self) -> bool:
@@ -119,6 +127,22 @@ class Capture:
     def count(self, step: int, batch: int) -> None:
         self._progress.step, self.batch = step, batch
 
+    # Places between loops.
+
+    def _describe(self, largest_bytes: int) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "batch": self.batch,
+            "also": self._also.capture_small(largest_bytes),
+            "generators": capture_generators(),
+        }
+
+    def _take(self, facts: dict[str, Any]) -> None:
+        self.count(facts["step"], facts["batch"])
+        self._also.take(facts["also"])
+        if facts["generators"] is not None:
+            restore_generators(facts["generators"])
+
     # All of it.
 
     def capture(self) -> dict[str, Any]:
@@ -141,6 +165,7 @@ class Capture:
             "position": [positions[number] for number in sorted(positions)],
             "generators": capture_generators(),
             "save": self.saves.last,
+            "trail": self.trail.capture(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -155,7 +180,7 @@ class Capture:
         agreed_step = state["agreed_step"]  # None: never compared, but from here on all have this state
         self._checks.agreed_step = state["step"] if agreed_step is None else agreed_step
         self._trained.restore(state["trained"], state["optimizers"])
-        self.count(state["step"], state["batch"])
+        self.trail.restore(state["trail"])
         self._restore_variables(state)
         self._restore_position(state)
 
@@ -180,7 +205,9 @@ class Capture:
         self.saves.resume(state["save"])
 
         def arrive() -> None:
-            self._at_arrival()
+            self._also.arrive()
+            self.trail.arrive(state["trail"])
+            self.count(state["step"], state["batch"])
             self._restore_variables(state)  # the script may have changed some on its way here
             restore_generators(state["generators"])
 

@@ -37,8 +37,16 @@ class Course:
         tell: Callable[[str], None],
     ) -> None:
         self._borders, self._end_step, self._compare = borders, end_step, compare
-        self.epochs = Epochs(self._begin_epochs, self._begin_epoch, self._leave_out, self._end_epochs)
-        self._capture = Capture(progress, checks, agreed, self.epochs, trained, tell, borders.also.arrive)
+        self.epochs = Epochs(
+            self._begin_epochs,
+            self._begin_epoch,
+            self._leave_out,
+            self._end_epochs,
+            self._end_stretch,
+            self._end_stretch,
+        )
+        self._capture = Capture(progress, checks, agreed, self.epochs, trained, tell, borders.also)
+        self._trail = self._capture.trail
         self._is_followed = joining is not None  # by workers that may come
         self._newcomers = Newcomers(joining, self._capture, borders.also)
         self._leader: int | None = None
@@ -51,8 +59,7 @@ class Course:
         if self._leader is not None:
             return False
         self._start()
-        if self._capture.is_led and not self.epochs.num_calls:
-            self._borders.also.begin_at_top()
+        self._trail.begin_pass()
         self._capture.saves.begin_pass()
         self._newcomers.begin_pass(source)
         return True
@@ -81,6 +88,7 @@ class Course:
             self._leader = None
         if self._leader is None and walk.is_outer:
             self._end_step()
+            self._trail.end_pass()
             self._newcomers.end_pass(walk.source)
 
     def lose(self, why: str) -> None:
@@ -119,15 +127,18 @@ class Course:
 
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
-        self._borders.also.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
     def _leave_out(self, goes_on: bool) -> None:
         self._capture.leave_out(goes_on)
 
+    def _end_stretch(self) -> None:
+        self._trail.end_epochs(self.epochs.num_calls)
+
     def _end_epochs(self) -> None:
         self._end_step()
         self._capture.end_epochs()
+        self._end_stretch()
         self._borders.at_end(self._capture)
 
     def add_source(self) -> Source:

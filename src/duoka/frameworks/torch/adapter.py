@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
 from duoka.data.position import Epochs
+from duoka.data.trail import Trail
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.exchange.checks import Checks
@@ -28,6 +29,7 @@ from duoka.frameworks.torch.course import Course
 from duoka.frameworks.torch.determinism import use_deterministic_kernels
 from duoka.frameworks.torch.devices import native
 from duoka.frameworks.torch.evaluation import Evaluation
+from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
@@ -59,7 +61,8 @@ class TorchAdapter:
         self._parts = Parts()
         self._models, self._optimizers = self._parts.models, self._parts.optimizers
         self.tell_once = Telling(collective).tell_once
-        self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once)
+        self._trail = Trail(self._describe, self._take, lambda: self.loop.is_replaying)
+        self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once, self._trail)
         self.tensors = Tensors(device)
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self._prepared: dict[int, Any] = {}
@@ -84,6 +87,7 @@ class TorchAdapter:
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
             at_start=self._begin_loop,
+            at_end=self._trail.end_pass,
             at_border=self._come_by_border,
             is_saved=lambda: self.options.borders.is_state_wanted,
             newcomers=self._newcomers,
@@ -93,7 +97,8 @@ class TorchAdapter:
             self._begin_epoch,
             self._leave_out,
             self._end_epochs,
-            self.evaluation.recollections.leave_out_epochs,
+            self._end_stretch,
+            self._end_stretch,
         )
         self._capture = Capture(
             self._parts,
@@ -103,6 +108,7 @@ class TorchAdapter:
             self.epochs,
             self.gradients.refresh,
             self.tell_once,
+            self._trail,
             self.options.borders.also.arrive,
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
@@ -262,19 +268,35 @@ class TorchAdapter:
         agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
         self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
 
+    def _describe(self, largest_bytes: int) -> dict[str, Any]:
+        """What is known of this place between loops, for a script that comes by it again."""
+        return {
+            "step": self.loop.step,
+            "batch": self.loop.batch,
+            "evaluations": self.evaluation.capture(),
+            "also": self.options.borders.also.capture_small(largest_bytes),
+            "generators": capture_generators(),
+        }
+
+    def _take(self, facts: dict[str, Any]) -> None:
+        self.loop.step, self.loop.batch = facts["step"], facts["batch"]
+        self.evaluation.restore(facts["evaluations"])
+        self.options.borders.also.take(facts["also"])
+        if facts["generators"] is not None:
+            restore_generators(facts["generators"])
+
     def _begin_loop(self) -> None:
         self._capture.saves.begin_pass()
         self.options.borders.at_start(self)
-        if self.loop.is_replaying and not self.epochs.num_calls:
-            self.options.borders.also.begin_at_top()
+        self._trail.begin_pass()
 
     def _come_by_border(self, compare: Callable[[], None]) -> None:
         self._capture.saves.begin_step()
         self.options.borders.at_border(self, compare)
 
     @property
-    def is_led(self) -> bool:
-        return self.loop.is_replaying
+    def is_repeating(self) -> bool:
+        return self.loop.is_replaying and not self._trail.is_at_top
 
     def come_to_save(self) -> bool:
         return self._capture.come_to_save()
@@ -286,7 +308,6 @@ class TorchAdapter:
 
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
-        self.options.borders.also.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
     def describe_generators(self) -> Any:
@@ -298,8 +319,12 @@ class TorchAdapter:
     def _leave_out(self, goes_on: bool) -> None:
         self._capture.leave_out(goes_on)
 
+    def _end_stretch(self) -> None:
+        self._trail.end_epochs(self.epochs.num_calls)
+
     def _end_epochs(self) -> None:
         self._capture.end_epochs()
+        self._end_stretch()
         self.options.borders.at_end(self)
 
     def weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:

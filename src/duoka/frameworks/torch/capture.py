@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from duoka.data.position import Epochs, Saves
+from duoka.data.trail import EPOCH, Trail
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
 from duoka.frameworks.torch.evaluation import Evaluation
+from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.given import Given, describe, list_changes
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
@@ -75,6 +77,7 @@ class Capture:
         epochs: Epochs,
         refresh: Callable[[], None],
         tell: Callable[[str], None],
+        trail: Trail,
         at_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts = parts
@@ -84,6 +87,7 @@ class Capture:
         self._epochs = epochs
         self._refresh = refresh  # buffers have got other values
         self._tell = tell
+        self._trail = trail
         self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
         self.saves = Saves(tell)
         self._numbers: list[int] = []  # of the loaders that are prepared
@@ -118,8 +122,8 @@ class Capture:
             "position": [positions[number] for number in sorted(positions)],
             "evaluations": self._evaluation.capture(),
             "recollections": self._evaluation.recollections.capture(),
+            "trail": self._trail.capture(),
             "generators": capture_generators(),
-            "epoch_generators": self._at_epoch_start,
             "save": self.saves.last,
         }
 
@@ -155,6 +159,7 @@ class Capture:
         self._name_changes(state["given"])
         is_here = self._restore_position(state)
         self._evaluation.recollections.restore(state["recollections"])
+        self._trail.restore(state["trail"])
         # Whoever is given its state may go on with the very objects, and they are needed once more.
         self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in (*_OBJECTS, "extra")})
         if is_here:
@@ -172,6 +177,8 @@ class Capture:
         self._at_arrival()
         self._evaluation.restore(state["evaluations"])
         self._evaluation.recollections.arrive(state["recollections"])
+        self._trail.arrive(state["trail"])
+        self._loop.step, self._loop.batch = state["step"], state["batch"]
         restore_generators(state["generators"])
 
     def _put(self, state: dict[str, Any]) -> None:
@@ -193,7 +200,7 @@ class Capture:
         modules = dict(parts.named_modules())
         self._gradients.moving |= {(id(modules[path]), name) for path, name in state["moving"]}
         self._gradients.last_calls = list(state["last_calls"])
-        loop.step, loop.batch, loop.runs_whole_shares = state["step"], state["batch"], state["whole_shares"]
+        loop.runs_whole_shares = state["whole_shares"]
         loop.updated = {}
         self._refresh()
 
@@ -201,7 +208,6 @@ class Capture:
         """Lead the script there. Says whether it is there: at this place, or nothing has happened before it."""
         here = {n: each.passes.where for n, each in zip(self._numbers, self._parts.loaders, strict=True)}
         self._epochs.resume(state["epochs"])
-        self._at_epoch_start = state["epoch_generators"]
         positions = dict(zip(state["loaders"]["numbers"], state["position"], strict=True))
         for number, loader in zip(self._numbers, self._parts.loaders, strict=True):
             if number in positions:
@@ -213,6 +219,12 @@ class Capture:
         return not self.saves.is_awaited and (saved == here or not any(map(any, saved.values())))
 
     def come_to_save(self) -> bool:
+        if self._loop.body is not None:
+            raise CheckpointError(
+                "save() of a checkpoint was called in a loop body.",
+                why="the step is under way, and only whole steps are saved.",
+                do="call it after the loop over batches; within it, every_steps and every_s save between two steps.",
+            )
         if self.saves.come_by(self._epochs.num_calls, self._epochs.epoch):
             self._loop.arrive()
         return not self._loop.is_replaying
@@ -229,22 +241,20 @@ class Capture:
 
     def begin_epochs(self) -> None:
         self._at_loop = capture_generators()
-        self._evaluation.recollections.begin_epochs()
 
     def begin_epoch(self, is_resumed: bool) -> None:
         self.saves.begin_epoch()
-        self._evaluation.recollections.begin_epoch(is_resumed)
+        self._trail.begin_epoch(is_resumed)
         if is_resumed:
             self._num_added = max(self._num_added, self._at_epoch)
             for loader in self._parts.loaders:
                 loader.passes.begin_resumed_epoch()
-            if self._at_epoch_start is not None:
-                restore_generators(self._at_epoch_start)  # for what is drawn up to the batch that is next
         else:
+            self._evaluation.recollections.forget(EPOCH)
             self._at_epoch = self._num_added
             for loader in self._parts.loaders:
                 loader.passes.begin_epoch()
-            self._at_epoch_start = capture_generators()
+        self._at_epoch_start = capture_generators()
 
     def describe_generators(self) -> Any:
         """As they were when the epoch began, as JSON has them; None if the loop has drawn nothing from them until then.
@@ -261,7 +271,6 @@ class Capture:
             restore_generators(self._at_epoch_start)
 
     def end_epochs(self) -> None:
-        self._evaluation.recollections.end_epochs(self._epochs.num_calls)
         self.saves.end_epochs(self._epochs.num_calls, self._epochs.epoch)
         if not self.saves.is_awaited:
             self._loop.arrive()
@@ -386,20 +395,3 @@ def _keep_types(optimizer: Any, saved: dict[str, Any]) -> None:
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and loaded[name].dtype != value.dtype:
                 loaded[name] = value.to(loaded[name].device)
-
-
-# Generators outside of loop bodies: one stream, common to all workers.
-
-
-def capture_generators() -> dict[str, Any]:
-    return generators.capture_generators() | {
-        "torch": torch.get_rng_state().numpy(),
-        "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
-    }
-
-
-def restore_generators(state: dict[str, Any]) -> None:
-    generators.restore_generators(state)
-    torch.set_rng_state(torch.from_numpy(state["torch"]))
-    for index, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(torch.from_numpy(one), index)

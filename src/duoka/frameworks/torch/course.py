@@ -16,6 +16,7 @@ from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.gradients import Gradients
+from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.note import compare_stories
@@ -41,6 +42,7 @@ class Course:
         *,
         is_synced: bool,
         at_start: Callable[[], None],
+        at_end: Callable[[], None],
         at_border: Callable[[Callable[[], None]], None],
         is_saved: Callable[[], bool],
         newcomers: Newcomers,
@@ -53,8 +55,8 @@ class Course:
         self._models, self._optimizers, self._checks = models, optimizers, checks
         self.tell_once = tell_once
         self._is_synced = is_synced
-        self._at_start, self._at_border, self._is_saved = at_start, at_border, is_saved
-        self.begin_pass, self.end_pass = newcomers.begin_pass, newcomers.end_pass
+        self._at_start, self._at_end, self._at_border, self._is_saved = at_start, at_end, at_border, is_saved
+        self._newcomers, self.begin_pass = newcomers, newcomers.begin_pass
         self._signature: tuple[Any, ...] = ()
         self._statistics = Statistics([])
         self._saved_statistics: list[torch.Tensor] = []
@@ -70,6 +72,11 @@ class Course:
             raise self._left
         if self._loop.body is None:
             self._at_start()
+
+    def end_pass(self, loader: PreparedLoader) -> None:
+        if self._loop.body is None:
+            self._at_end()
+        self._newcomers.end_pass(loader)
 
     def begin_step(self) -> None:
         self._loop.arrive()

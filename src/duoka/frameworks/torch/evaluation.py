@@ -19,8 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.collectives.trial import Kind
 from duoka.data.seeds import derive
+from duoka.data.trail import Trail
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.blocks import Blocks
+from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.nested import map_tensors
@@ -42,7 +44,9 @@ class Evaluation:
         device: torch.device,
         models: Sequence[nn.Module],
         tell_once: Callable[[str], None],
+        trail: Trail,
     ) -> None:
+        self._trail = trail
         self._collective = collective
         self._loop = loop
         self._device = device
@@ -152,17 +156,27 @@ class Evaluation:
         self._refuse_incomplete_batch()
         blocks = self._blocks_of(_plain(loader))
         self._num_evaluations += 1
-        is_between = self._loop.body is None
-        known = self.recollections.come_by() if is_between else None
+        is_after_training = self._loop.body is None and not self._trail.is_at_top
+        known = self.recollections.come_by(self._trail.place) if is_after_training else None
         with torch.no_grad(), _in_eval_mode(self._models):
             compute = partial(self._add_up, function, blocks)
             if known is not None and self._loop.is_replaying:
                 compute = partial(_recall, known)
+            elif is_after_training and self._loop.is_replaying:
+                self._tell_once(
+                    "strategy.evaluate: what came of it before the run was saved is not known (too many numbers, or the"
+                    " script goes another way), and it is done with the weights of the save"
+                )
             metrics, flat = _Reduction(
                 self._collective, f"evaluate {self._num_evaluations}, {blocks.order}", compute
             ).run()
-        if is_between:
-            self.recollections.keep(Outcome(metrics, flat))
+        if is_after_training and self._loop.is_replaying:
+            if (drawn := self.recollections.find_generators()) is not None:
+                restore_generators(drawn)
+        elif is_after_training:
+            draws = self._collective.num_replicas == 1  # else it leaves no trace
+            self.recollections.keep(Outcome(metrics, flat), capture_generators() if draws else None)
+        if self._loop.body is None:
             self._collective.end_step()  # within a body the border comes with the end of the batch
         if metrics is None:
             self._tell_once("strategy.evaluate: the loader gave no batch, so the answer is NaN")

@@ -9,8 +9,7 @@ import numpy as np
 
 from duoka.frameworks.torch.totals import Metrics
 
-_MOST = 4096
-_LONGEST = 1024  # numbers
+_MOST_NUMBERS = 1 << 19  # 4 MB
 
 
 @dataclass(frozen=True)
@@ -20,62 +19,57 @@ class Outcome:
 
 
 class Recollections:
-    """By their numbers. Those in finished epochs of `strategy.epochs` are forgotten: no script comes by them again."""
+    """By the places of the script where they were made, and in which order there."""
 
     def __init__(self) -> None:
-        self._outcomes: dict[int, Outcome] = {}
-        self._number = 0  # of the last one
-        self._at_loop = 0  # the same, when the loop over epochs began
-        self._at_epoch = 0  # the same, when its epoch under way did
-        self._at_ends: dict[int, int] = {}  # the same, at the ends of loops over epochs
+        self._outcomes: dict[str, Outcome] = {}
+        self._place, self._number = "", 0  # of the last one
+        self._drawn: tuple[str, Any] = ("", None)  # the last one, and generators after it, if it draws from them
 
-    def come_by(self) -> Outcome | None:
+    def come_by(self, place: str) -> Outcome | None:
         """Another one begins: what came of it in the run that was saved."""
-        self._number += 1
-        return self._outcomes.get(self._number)
+        self._number = self._number + 1 if place == self._place else 0
+        self._place = place
+        return self._outcomes.get(self._key)
 
-    def keep(self, outcome: Outcome) -> None:
-        if len(self._outcomes) < _MOST and len(outcome.totals) <= _LONGEST:
-            self._outcomes[self._number] = outcome
+    @property
+    def _key(self) -> str:
+        return f"{self._place} {self._number}"
 
-    def begin_epochs(self) -> None:
-        self._at_loop = self._number
+    def find_generators(self) -> Any:
+        """After the one that was come by last, if it was the last one of the run."""
+        key, state = self._drawn
+        return state if key == self._key else None
 
-    def begin_epoch(self, is_resumed: bool) -> None:
-        if is_resumed:
-            self._number = self._at_epoch
-            return
-        self._at_epoch = self._number
-        self._outcomes = {number: each for number, each in self._outcomes.items() if number <= self._at_loop}
+    def keep(self, outcome: Outcome, generators: Any) -> None:
+        self._drawn = self._key, generators
+        if sum(len(each.totals) for each in self._outcomes.values()) + len(outcome.totals) <= _MOST_NUMBERS:
+            self._outcomes[self._key] = outcome
 
-    def end_epochs(self, call: int) -> None:
-        self._at_ends[call] = self._number
-
-    def leave_out_epochs(self, call: int) -> None:
-        self._number = self._at_ends.get(call, self._number)
+    def forget(self, stretch: str) -> None:
+        """No script comes by these places again."""
+        self._outcomes = {key: each for key, each in self._outcomes.items() if not key.startswith(f"{stretch} ")}
 
     def capture(self) -> dict[str, Any]:
         outcomes = self._outcomes.values()
         return {
-            "numbers": list(self._outcomes),
+            "keys": list(self._outcomes),
             "metrics": [None if each.metrics is None else each.metrics.encode().decode() for each in outcomes],
             "totals": np.concatenate([np.empty(0), *(each.totals for each in outcomes)]),
-            "number": self._number,
-            "at_epoch": self._at_epoch,
-            "at_ends": [[call, number] for call, number in self._at_ends.items()],
+            "last": [self._place, self._number],
+            "drawn": list(self._drawn),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """For a script that is led to this state."""
-        self._outcomes = {}
+        self._outcomes, self._drawn = {}, tuple(state["drawn"])
         start = 0
-        for number, text in zip(state["numbers"], state["metrics"], strict=True):
+        for key, text in zip(state["keys"], state["metrics"], strict=True):
             metrics = None if text is None else Metrics.decode(text.encode())
             end = start + (0 if metrics is None else metrics.size)
-            self._outcomes[number] = Outcome(metrics, state["totals"][start:end])
+            self._outcomes[key] = Outcome(metrics, state["totals"][start:end])
             start = end
-        self._at_epoch, self._at_ends = state["at_epoch"], dict(state["at_ends"])
 
     def arrive(self, state: dict[str, Any]) -> None:
         """The script has come to it."""
-        self._number = state["number"]
+        self._place, self._number = state["last"]

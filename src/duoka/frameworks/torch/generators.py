@@ -1,0 +1,23 @@
+"""The generators outside of loop bodies: one stream, common to all workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from duoka.frameworks import generators
+
+
+def capture_generators() -> dict[str, Any]:
+    return generators.capture_generators() | {
+        "torch": torch.get_rng_state().numpy(),
+        "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
+    }
+
+
+def restore_generators(state: dict[str, Any]) -> None:
+    generators.restore_generators(state)
+    torch.set_rng_state(torch.from_numpy(state["torch"]))
+    for index, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(torch.from_numpy(one), index)
