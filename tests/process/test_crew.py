@@ -15,7 +15,7 @@ from duoka.runtime.crew import Crew, Started
 from duoka.runtime.output import Fold
 from duoka.runtime.starters import ForkStarter, ScriptStarter
 from duoka.topology.membership import Membership
-from tests.conftest import plan_for, remains
+from tests.conftest import check_remains, plan_for, remains
 
 
 class Starting:
@@ -49,7 +49,7 @@ def crew(starting) -> Iterator[Crew]:
     made.open()
     yield made
     made.close()
-    assert remains() == before
+    check_remains(before)
 
 
 def wait_for_death(crew: Crew) -> list[tuple[int, str]]:
@@ -115,7 +115,7 @@ def test_a_starter_that_fails_leaves_no_descriptor_open(crew, monkeypatch, tmp_p
         monkeypatch.setattr(os, "fork", fail_to_start)
     with pytest.raises(OSError):
         crew.begin(0)
-    assert remains() == before
+    check_remains(before)
 
 
 @pytest.mark.parametrize("name", ["pidfd_open", "set_blocking"])
@@ -129,4 +129,5 @@ def test_a_worker_that_was_started_and_cannot_be_watched_is_ended(crew, starting
     (started,) = starting.started
     clear(crew)
     assert not os.path.exists(f"/proc/{started.pid}")
-    assert remains() == before and not crew.workers
+    check_remains(before)
+    assert not crew.workers

@@ -151,7 +151,7 @@ def check(story: Story) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("block", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 20))])
 def test_workers_killed_at_random_moments_change_no_bit(block):
     for seed in range(10 * block, 10 * block + 10):
         check(write_story(seed))

@@ -18,7 +18,7 @@ from duoka.runtime.launch import Launched, launch
 from duoka.runtime.worker import attachment
 from duoka.session import _join
 from duoka.strategies.mirrored import Mirrored
-from tests.conftest import plan_for, remains
+from tests.conftest import check_remains, plan_for, remains
 from tests.process.strikes import Calm, Strike, Victim, choose_strikes
 
 EPOCHS, ROWS, BATCH = 3, 58, 12  # four batches of 12 and one of 10: shares of 3, 3, 2 and 2
@@ -148,5 +148,5 @@ def check(story: Story) -> list[str]:
     assert len(launched.results) == story.num_workers - len(story.strikes), told
     for worker, result in launched.results.items():
         compare(result, story.size, f"worker {worker}: {told}")
-    assert remains() == before, told
+    check_remains(before, told)
     return said
