@@ -227,7 +227,7 @@ def test_all_workers_hear_of_a_save_that_failed_and_find_the_files_of_one_that_d
 @pytest.mark.slow
 def test_a_second_run_in_the_same_directory_is_refused_and_the_first_is_not_disturbed(tmp_path):
     calm = hash_of(start(tmp_path, workers=2).finish(60, LEAVES))
-    first = start(tmp_path, workers=2, directory="../saved", seconds=1)
+    first = start(tmp_path, workers=2, directory="../saved", seconds=3)
     first.wait_for("did 4 ", timeout_s=60)
     second = start(tmp_path, workers=2, directory="../saved").finish(60, LEAVES)
     assert second.code == 1 and "saved is in use: the run 2" in second.err, second.err

@@ -107,3 +107,59 @@ def test_early_stopping_and_the_best_model_are_those_of_a_calm_run(kind, stops, 
     assert lines(ended, "ends") == lines(calm, "ends")
     if kind == "range":
         assert again == decided, "all of it, from the top"
+
+
+LOOPS = """
+import hashlib, os, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import duoka
+
+stop_at, kill_at = int(sys.argv[1]), int(sys.argv[2])
+strategy = duoka.Mirrored(devices=2, replicas=2)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 2)
+loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 2)), batch_size=8)
+model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+strategy.checkpoint("../saved", every_steps=3)
+
+def measure(batch):
+    x, y = batch
+    return ((model(x) - y) ** 2).sum(), y.numel()
+
+def train(scale):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (scale * (model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        if strategy.stepped and strategy.step == stop_at:
+            sys.exit(9)
+        if strategy.stepped and strategy.step == kill_at and strategy.worker == 1 and not os.path.exists("../struck"):
+            open("../struck", "w").close()
+            os.kill(os.getpid(), 9)
+        if 0 < kill_at < strategy.step:
+            time.sleep(0.05)
+
+for _ in strategy.epochs(2):
+    train(1 + float(torch.rand(1)))
+scale = strategy.evaluate(measure, loader) + float(torch.rand(1))
+for _ in strategy.epochs(40):
+    train(scale)
+strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_in_a_resumed_run_comes_back_past_a_finished_loop(tmp_path):
+    calm = run_loops(tmp_path / "calm", -1, -1, 0).out
+    run_loops(tmp_path / "again", 40, -1, 9)
+    ended = run_loops(tmp_path / "again", -1, 60, 0)
+    assert ended.out == calm and "hash" in calm
+    assert "was ended by SIGKILL" in ended.err and "worker 1 (cpu:0/v1) has joined at step" in ended.err, ended.err
+
+
+def run_loops(place: Path, stop_at: int, kill_at: int, code: int) -> Ended:
+    place.mkdir(exist_ok=True)
+    ended = Run(place, [*PYTHON, str(write(place, LOOPS)), str(stop_at), str(kill_at)]).finish(90, LEAVES)
+    assert ended.code == code, ended.err
+    return ended

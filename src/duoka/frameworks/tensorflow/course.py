@@ -43,7 +43,7 @@ class Course:
             self._leave_out,
             self._end_epochs,
             self._end_stretch,
-            self._end_stretch,
+            self._come_by_finished,
         )
         self._capture = Capture(progress, checks, agreed, self.epochs, trained, tell, borders.also)
         self._trail = self._capture.trail
@@ -134,6 +134,10 @@ class Course:
 
     def _end_stretch(self) -> None:
         self._trail.end_epochs(self.epochs.num_calls)
+
+    def _come_by_finished(self) -> None:
+        self._end_stretch()
+        self._newcomers.come_by_finished()
 
     def _end_epochs(self) -> None:
         self._end_step()

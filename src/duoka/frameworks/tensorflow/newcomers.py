@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from duoka.collectives.joining import Joining
+from duoka.frameworks.generators import as_plain, from_plain
 from duoka.frameworks.handing import take
-from duoka.frameworks.tensorflow.capture import Capture
+from duoka.frameworks.tensorflow.capture import Capture, capture_generators, restore_generators
 from duoka.frameworks.tensorflow.loader import Source
 from duoka.strategies.also import Also
 
@@ -64,7 +65,11 @@ class Newcomers:
         if joining is None or not joining.is_newcomer:
             return
         facts = joining.jump_to_last(self._name_of_epochs(epochs.num_calls + 1))
-        if facts is not None:
+        if facts is not None and facts.get("is_over"):
+            epochs.resume({"call": epochs.num_calls + 2, "epoch": 0})
+            restore_generators(from_plain(facts["generators"]))
+            self._count(facts)
+        elif facts is not None:
             epochs.resume({"call": epochs.num_calls + 1, "epoch": facts["epoch"]})
             self._capture.resume_epoch(facts["start"], facts["positions"])
             self._count(facts)
@@ -78,6 +83,13 @@ class Newcomers:
             joining.mark(name, {"epoch": epochs.epoch} | self._capture.describe_epoch() | self._counts())
         elif not is_resumed:
             self._count(joining.take_mark(name))
+
+    def come_by_finished(self) -> None:
+        """A run that is resumed leaves out a loop, and so do those who come to it."""
+        joining = self._joining
+        if joining is not None and not joining.is_newcomer and not self._is_led:
+            name = self._name_of_epochs(self._capture.epochs.num_calls)
+            joining.mark(name, {"is_over": True, "generators": as_plain(capture_generators())} | self._counts())
 
     @staticmethod
     def _name_of_epochs(call: int) -> str:

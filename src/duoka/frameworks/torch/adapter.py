@@ -98,7 +98,7 @@ class TorchAdapter:
             self._leave_out,
             self._end_epochs,
             self._end_stretch,
-            self._end_stretch,
+            self._come_by_finished,
         )
         self._capture = Capture(
             self._parts,
@@ -321,6 +321,10 @@ class TorchAdapter:
 
     def _end_stretch(self) -> None:
         self._trail.end_epochs(self.epochs.num_calls)
+
+    def _come_by_finished(self) -> None:
+        self._end_stretch()
+        self._newcomers.come_by_finished()
 
     def _end_epochs(self) -> None:
         self._capture.end_epochs()

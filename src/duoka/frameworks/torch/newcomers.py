@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from duoka.collectives.joining import Joining
 from duoka.data.position import Epochs
+from duoka.frameworks.generators import as_plain, from_plain
 from duoka.frameworks.handing import take
+from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.loop import Loop
 
 if TYPE_CHECKING:
@@ -80,7 +82,11 @@ class Newcomers:
         if joining is None or not joining.is_newcomer:
             return
         facts = joining.jump_to_last(self._name_of_epochs(self._epochs.num_calls + 1))
-        if facts is not None:
+        if facts is not None and facts.get("is_over"):
+            self._epochs.resume({"call": self._epochs.num_calls + 2, "epoch": 0})
+            restore_generators(from_plain(facts["generators"]))
+            self._count(facts)
+        elif facts is not None:
             self._epochs.resume({"call": self._epochs.num_calls + 1, "epoch": facts["epoch"]})
             for loader, passes in zip(self._loaders, facts["loaders"], strict=False):
                 loader.passes.resume(passes)
@@ -101,6 +107,16 @@ class Newcomers:
             facts = joining.take_mark(name)
             self._adapter.begin_epoch_of_others(facts["generators"])
             self._count(facts)
+
+    def come_by_finished(self) -> None:
+        """A run that is resumed leaves out a loop, and so do those who come to it."""
+        joining = self._joining
+        if joining is not None and not joining.is_newcomer and not self._is_led:
+            generators = as_plain(capture_generators())
+            joining.mark(
+                self._name_of_epochs(self._epochs.num_calls),
+                {"is_over": True, "generators": generators} | self._counts(),
+            )
 
     @staticmethod
     def _name_of_epochs(call: int) -> str:
