@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
@@ -78,7 +77,6 @@ class Remains:
 
 
 def remains() -> Remains:
-    gc.collect()  # what an earlier test holds in a cycle has descriptors, too
     targets = [_target(name) for name in os.listdir("/proc/self/fd")]
     special = [target for target in targets if target.startswith(("socket:", "/memfd:"))]
     children = psutil.Process().children(recursive=True)
