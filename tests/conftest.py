@@ -60,34 +60,35 @@ def run_workers(
 
 @dataclass(frozen=True)
 class Remains:
-    """Processes below this one, its sockets and shared memory, its descriptors, and what nobody has in /dev/shm."""
+    """Processes below this one, its descriptors and what they lead to, and what nobody has in /dev/shm."""
 
-    children: int
-    special: int
-    descriptors: int
+    children: frozenset[int]
+    descriptors: frozenset[tuple[str, str]]
     abandoned: frozenset[str]
 
-    def is_within(self, before: Remains) -> bool:
-        numbers = zip(
-            (self.children, self.special, self.descriptors),
-            (before.children, before.special, before.descriptors),
-            strict=True,
+    def since(self, before: Remains) -> Remains:
+        """What has come since then. What earlier tests had left to the garbage collector may have gone meanwhile."""
+        return Remains(
+            self.children - before.children, self.descriptors - before.descriptors, self.abandoned - before.abandoned
         )
-        return all(now <= then for now, then in numbers) and self.abandoned <= before.abandoned
+
+
+NOTHING = Remains(frozenset(), frozenset(), frozenset())
 
 
 def remains() -> Remains:
-    targets = [_target(name) for name in os.listdir("/proc/self/fd")]
-    special = [target for target in targets if target.startswith(("socket:", "/memfd:"))]
-    children = psutil.Process().children(recursive=True)
-    return Remains(len(children), len(special), len(targets), frozenset(list_abandoned()))
+    # The folder that is listed has a descriptor itself, which is gone when it is asked about.
+    descriptors = {(name, target) for name in os.listdir("/proc/self/fd") if (target := _target(name))}
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    return Remains(frozenset(children), frozenset(descriptors), frozenset(list_abandoned()))
 
 
 def check_remains(before: Remains, told: Any = "") -> None:
-    """Nothing more is there than before. Files in /dev/shm may be those of a test beside this one, for a moment."""
+    """Nothing new is there. Files in /dev/shm may be those of a test beside this one, for a moment."""
     until = time.monotonic() + 3
-    while not (now := remains()).is_within(before):
-        assert time.monotonic() < until and now.abandoned > before.abandoned, f"left behind: {before}, {now}; {told}"
+    while (new := remains().since(before)) != NOTHING:
+        is_from_beside = not new.children and not new.descriptors
+        assert is_from_beside and time.monotonic() < until, f"left behind: {new}; {told}"
         time.sleep(0.05)
 
 

@@ -107,7 +107,7 @@ class Meeting:
         self._board.write_work(self.worker, work)
 
     def end_work(self) -> None:
-        if self.work is not None:
+        if self.work is not None and os.getpid() == self._pid:  # a child that asks something does not end it
             self.work_on(Work(self.work.step))
 
     def end_step(self) -> None:
