@@ -45,11 +45,18 @@ compiled: .venv/.frameworks
 # Two files at a time, in their order: most tests wait for processes, and keep a core busy for half of their time only.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# Tests that fork workers come first, and without the others: a process that has imported every framework takes twice as
+# long to fork, and one that has started TensorFlow cannot do it.
+FORKING := tests/contract tests/process
+OTHERS := tests/unit src/duoka
+
 test: compiled
-	$(PYTEST) -m "not slow" --durations=80
+	$(PYTEST) -m "not slow" --durations=40 $(FORKING)
+	$(PYTEST) -m "not slow" --durations=20 $(OTHERS)
 
 test-full: compiled
-	$(PYTEST)
+	$(PYTEST) $(FORKING)
+	$(PYTEST) $(OTHERS)
 
 bench: .venv/.frameworks
 	$(BIN)/python benchmarks/run.py

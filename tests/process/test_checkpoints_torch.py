@@ -17,14 +17,15 @@ LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
 
 SCRIPT = """
 import hashlib, json, os, random, signal, sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 given = json.loads(sys.argv[1])
 asked = {"replicas": given.get("replicas", 4), "seed": given.get("seed", 0), "deadline_s": given.get("deadline_s", 60)}
 strategy = duoka.Mirrored(devices=given["workers"], **asked)
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 random.seed(0)
 model = nn.Sequential(nn.Linear(8, given.get("width", 16)), nn.Dropout(0.2), nn.Linear(given.get("width", 16), 2))
@@ -185,13 +186,14 @@ def test_two_workers_stop_at_the_same_step_and_a_second_sigterm_ends_at_once(tmp
 
 SAVING = """
 import errno, glob, os
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 import duoka
 from duoka.checkpoint.disk import Disk
 from duoka.errors import CheckpointError
 
 strategy = duoka.Mirrored(devices=2)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.randn(8, 2)), batch_size=8)

@@ -13,8 +13,6 @@ LEAVES = ("torchinductor_",)
 
 SCRIPT = """
 import hashlib, sys
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 kind, workers, stop_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -32,6 +30,9 @@ class Stopper:
         self.best, self.bad, self.seen = state["best"], state["bad"], tuple(state["seen"])
 
 strategy = duoka.Mirrored(devices=workers, replicas=2, respawn=False)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(30, 8), torch.randn(30, 2)), batch_size=8)
@@ -111,12 +112,13 @@ def test_early_stopping_and_the_best_model_are_those_of_a_calm_run(kind, stops, 
 
 LOOPS = """
 import hashlib, os, sys, time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 stop_at, kill_at = int(sys.argv[1]), int(sys.argv[2])
 strategy = duoka.Mirrored(devices=2, replicas=2)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 2)), batch_size=8)

@@ -17,11 +17,12 @@ LEAVES = ("torchinductor_",)
 SCRIPT = """
 import hashlib, os, sys, time
 from pathlib import Path
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 strategy = duoka.Mirrored(devices=2)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randn(32, 2)), batch_size=8)

@@ -129,8 +129,9 @@ def test_a_replica_in_which_two_workers_hang_in_turn_is_named():
 TORCH = """
 import ctypes, faulthandler, sys
 import duoka
-import torch
 strategy = duoka.Mirrored(devices=3)
+import torch
+
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 rows = torch.arange(60.0).reshape(-1, 1).repeat(1, 2)

@@ -68,11 +68,12 @@ def test_steps_that_take_longer_than_the_deadline_are_waited_for_and_saved(tmp_p
 
 STUCK = """
 import time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 strategy = duoka.Mirrored(devices=2, deadline_s=2)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.randn(8, 2)), batch_size=8)
 model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)

@@ -205,7 +205,10 @@ def calm() -> str:
 
 
 def strike(calm: str, lost: list[int], *, deadline_s: float = DEADLINE_S, **deeds: Callable[[], Any]) -> list[str]:
-    """Let workers do this at step 4; only these are lost, and the rest has the bits of a calm run. What was said."""
+    """Let workers do this at step 4; only these are lost, and the rest has the bits of a calm run. What was said then.
+
+    On a busy machine they may be late at their start, too.
+    """
 
     def happen(collective, step: int) -> None:
         if step == 4 and f"worker_{collective.worker}" in deeds:
@@ -215,7 +218,7 @@ def strike(calm: str, lost: list[int], *, deadline_s: float = DEADLINE_S, **deed
     assert told.outcome.exit_code == 0, told.outcome.failure
     assert sorted(worker for worker, _ in told.outcome.lost) == lost, told.said
     assert told.results == {worker: calm for worker in range(3) if worker not in lost}
-    return told.said
+    return [line for line in told.said if " has not arrived at step 0 for " not in line]
 
 
 def stop() -> None:
@@ -292,7 +295,9 @@ def test_a_stopped_worker_that_is_reaped_late_is_not_told_as_stuck(calm, monkeyp
 
 def test_a_survivor_that_is_busy_when_another_is_lost_is_waited_for(calm):
     """The vote after a loss has to wait for it, longer than the deadline: a long save, an evaluation."""
-    loss, warning = strike(calm, lost=[1], worker_1=die, worker_2=lambda: spin(3 * DEADLINE_S))
+    said = strike(calm, lost=[1], worker_1=die, worker_2=lambda: spin(3 * DEADLINE_S))
+    assert len(said) == 2, said
+    loss, warning = said
     assert loss == "worker 1 (cpu:0/v1) was ended by SIGKILL; 2 workers go on (generation 1)."
     assert warning.startswith("worker 2 (cpu:0/v2) has not come to the end of what it was doing when a worker was lost")
 

@@ -43,13 +43,14 @@ def test_a_run_whose_last_worker_is_lost_while_others_start_goes_back_to_its_che
 EVALUATING = """
     import hashlib, os, signal, sys, time
     from pathlib import Path
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
     import duoka
 
     directory = Path(sys.argv[1])
     strategy = duoka.Mirrored(devices=2)
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
     struck, ready = directory / "struck", directory / "ready"
     is_newcomer = struck.exists()
     torch.manual_seed(0)

@@ -26,11 +26,12 @@ def run(directory: Path, source: str, *words: str, timeout_s: float) -> Ended:
 
 TRAINING = """
 import json, os, signal, sys, time
-import torch
 import duoka
-from torch.utils.data import DataLoader, TensorDataset
 
 strategy = duoka.Mirrored(devices={workers}, replicas={replicas}, deadline_s=20)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

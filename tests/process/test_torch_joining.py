@@ -18,15 +18,16 @@ BATCHES, EPOCHS, STRUCK, JOINED = 24, 4, (1, 5), (2, 3)  # (epoch, batch): when 
 SCRIPT = f"""
     import hashlib, json, os, random, signal, sys, time
     from pathlib import Path
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
     import duoka
 
     victim, how, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     saves = how.endswith("saved")
     BATCHES, EPOCHS, STRUCK, JOINED = {(BATCHES, EPOCHS, STRUCK, JOINED)}
     strategy = duoka.Mirrored(devices=3, replicas=4, check_every=1 if saves else 100)
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
     lives = directory / f"lives-{{strategy.worker}}"
     with lives.open("a") as file:
         file.write("x")

@@ -13,13 +13,14 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
 SCRIPT = """
     import hashlib, os, signal, sys, time
     from pathlib import Path
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
     import duoka
 
     how, directory = sys.argv[1], Path(sys.argv[2])
     strategy = duoka.Mirrored(devices=3, replicas=4)
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
     lives = directory / f"lives-{strategy.worker}"
     with lives.open("a") as file:
         file.write("x")

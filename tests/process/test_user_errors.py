@@ -90,8 +90,9 @@ def test_errors_of_duoka_itself_say_where_they_are_in_their_own_words(tmp_path):
 TORCH = """
 import os, sys
 import duoka
-import torch
 strategy = duoka.Mirrored(devices=2, replicas=4)
+import torch
+
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
