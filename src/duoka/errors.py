@@ -13,6 +13,7 @@ DuokaError                  what happened, why, what to do
 ├── CannotJoin              a worker in the place of a lost one whose script does not fit to the run
 ├── CheckpointError         a state that cannot be saved, or a file that cannot be loaded
 │   └── CheckpointDamaged   files that are not what Duoka has written          (exit code 65)
+│       └── CheckpointOfOtherVersion   or what another version of it has
 ├── JournalError            a journal that cannot be read, or two that cannot be compared (exit code 2)
 └── DeadlineExceeded        somebody did not arrive in time                   (exit code 75)
 Stopped (BaseException)     the run is ending; not caught by ``except Exception``
@@ -84,6 +85,10 @@ class CheckpointError(DuokaError):
 
 class CheckpointDamaged(CheckpointError):
     exit_code = 65
+
+
+class CheckpointOfOtherVersion(CheckpointDamaged):
+    pass
 
 
 class JournalError(DuokaError):

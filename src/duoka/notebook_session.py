@@ -95,6 +95,9 @@ class NotebookSession:
     def at_exit(self, function: Callable[[], None]) -> None:
         self._joined.at_exit(function)
 
+    def at_end_of_script(self, function: Callable[[], None]) -> None:
+        self._joined.at_end_of_script(function)
+
     def fingerprint(self) -> dict[str, str]:
         return self._joined.fingerprint()
 

@@ -125,6 +125,13 @@ class WorkerSession:
     def at_exit(self, function: Callable[[], None]) -> None:
         atexit.register(function)
 
+    def at_end_of_script(self, function: Callable[[], None]) -> None:
+        attached = attachment()
+        if attached is not None:
+            attached.checks_at_end.append(function)
+        else:
+            atexit.register(function)  # Python shows an error from there
+
     def fingerprint(self) -> dict[str, str]:
         return take_fingerprint(self.device, self._plan.threads)
 

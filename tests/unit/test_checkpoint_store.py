@@ -308,9 +308,9 @@ DAMAGE = {
         "how long",
     ),
     "a manifest of a later version": (
-        lambda path: edit_manifest(path, lambda text: text.replace("checkpoint 2", "checkpoint 3")),
-        "manifest.json",
-        "another version",
+        lambda path: edit_manifest(path, lambda text: text.replace("checkpoint 3", "checkpoint 4")),
+        "",
+        'its format is "duoka checkpoint 4"',
     ),
     "a pickle": (
         lambda path: (path / "state.safetensors").write_bytes(pickle.dumps(Bomb())),

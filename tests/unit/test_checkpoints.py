@@ -43,6 +43,7 @@ class Training:
 def session() -> SimpleNamespace:
     said: list[str] = []
     at_exit: list = []
+    at_end: list = []
     session = SimpleNamespace(
         collective=solo(1, available_bytes=lambda: 2**40),
         borders=Borders(),
@@ -61,6 +62,8 @@ def session() -> SimpleNamespace:
         say=said.append,
         said=said,
         at_exit=at_exit.append,
+        at_end_of_script=at_end.append,
+        ends=at_end,
         exits=at_exit,
     )
     return session

@@ -143,3 +143,71 @@ def test_a_second_signal_is_the_second_of_one_process_without_those_that_were_pa
     assert [termination.pass_to(worker) for worker in (0, 1, 2)] == [False, True, False]
     assert not termination.is_second(1) and not termination.is_second(None) and not termination.is_second(1)
     assert termination.is_second(0) and termination.is_second(1) and termination.is_second(None)
+
+
+class Follower:
+    """A script that makes an iterator once, draws from it in the bodies of another loop, and makes another at its end.
+
+    `num_bodies` have happened before; a script that is run again does not come by them.
+    """
+
+    def __init__(self, saved: dict | None = None, in_epochs: bool = False) -> None:
+        self.passes, self.drawn = Passes(), []
+        if saved is not None:
+            self.passes.resume(saved)
+        self._batches = self._iterate(is_inner=False)
+        if in_epochs and saved is not None:
+            self.passes.begin_resumed_epoch()
+        elif in_epochs:
+            self.passes.begin_epoch()
+
+    def _iterate(self, *, is_inner: bool):
+        first = self.passes.begin(is_inner=is_inner)
+        return iter(()) if first is None else self._walk(first, self.passes.number)
+
+    def _walk(self, first: int, number: int):
+        for position in range(first, 3):
+            self.passes.give()
+            yield number, position
+        self.passes.end()
+
+    def run(self, num_bodies: int) -> dict:
+        for _ in range(num_bodies):
+            try:
+                self.drawn.append(next(self._batches))
+            except StopIteration:
+                self._batches = self._iterate(is_inner=True)
+                self.drawn.append(next(self._batches))
+        return self.passes.capture()
+
+
+@pytest.mark.parametrize("in_epochs", [False, True])
+@pytest.mark.parametrize("again", [0, 2, 3])
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_an_iterator_that_is_made_anew_in_bodies_goes_on_wherever_it_is_stopped(stop, again, in_epochs):
+    calm = Follower(in_epochs=in_epochs)
+    calm.run(20)
+    assert calm.drawn == [(number // 3, number % 3) for number in range(20)]
+    first = Follower(in_epochs=in_epochs)
+    saved = first.run(stop)
+    second = Follower(saved, in_epochs=in_epochs)
+    saved = second.run(again)
+    third = Follower(saved, in_epochs=in_epochs)
+    third.run(20 - stop - again)
+    assert first.drawn + second.drawn + third.drawn == calm.drawn
+
+
+def test_an_iterator_that_is_left_in_a_variable_when_an_epoch_begins_was_over_before():
+    passes = Passes()
+    saved = {}
+    for epoch in range(3):
+        passes.begin_epoch()
+        passes.end()  # of the last one: its variable is bound anew
+        passes.begin()
+        for _ in range(2):
+            passes.give()
+        saved[epoch] = passes.capture()
+    again = Passes()
+    again.resume(saved[1])
+    again.begin_resumed_epoch()
+    assert (again.begin(), again.number) == (2, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duoka.data.trail import Trail
+from duoka.data.trail import Place, Trail
 
 
 class Script:
@@ -10,18 +10,21 @@ class Script:
 
     def __init__(self, saved: dict | None = None) -> None:
         self.step, self.drawn, self.is_led = 0, 0, saved is not None
-        self.trail = Trail(self._describe, self._take, lambda: self.is_led)
+        self.also: dict[str, list[int]] = {}
+        self.told: list[str] = []
+        self.trail = Trail(self._describe, self._take, lambda: self.drawn, lambda: self.is_led, self.told.append)
         self.seen: list[tuple[str, int, int]] = []
         if saved is not None:
             self.trail.restore(saved)
 
-    def _describe(self, largest_bytes: int) -> dict:
-        return {"step": self.step, "generators": self.drawn}
+    def _describe(self, largest_bytes: int) -> Place:
+        return Place([self.step], dict(self.also), self.drawn)
 
-    def _take(self, facts: dict) -> None:
-        self.step = facts["step"]
-        if facts["generators"] is not None:
-            self.drawn = facts["generators"]
+    def _take(self, place: Place) -> None:
+        (self.step,) = place.counts
+        self.also |= place.also
+        if place.generators is not None:
+            self.drawn = place.generators
 
     def train(self, num_steps: int) -> None:
         self.trail.begin_pass()
@@ -35,17 +38,35 @@ class Script:
         self.seen.append((self.trail.place, self.step, self.drawn))
 
 
-def test_a_plain_range_counts_at_each_pass_and_draws_after_the_last_one_as_it_did():
-    first = Script()
-    for _ in range(3):
-        first.train(4)
-        first.look()
-    again = Script(first.trail.capture())
-    for _ in range(3):
-        again.train(4)
-        again.look()
+def walk_range(script: Script, num_passes: int) -> Script:
+    for _ in range(num_passes):
+        script.train(4)
+        script.look()
+    return script
+
+
+def test_a_plain_range_counts_and_draws_after_each_pass_as_it_did():
+    first = walk_range(Script(), 3)
+    again = walk_range(Script(first.trail.capture()), 3)
     assert [(place, step) for place, step, _ in again.seen] == [("0 1", 4), ("0 2", 8), ("0 3", 12)]
-    assert again.seen[-1] == first.seen[-1], "and the last draw"
+    assert again.seen == first.seen and not again.told
+
+
+def test_after_very_many_passes_the_last_ones_are_as_they_were_and_others_are_told_of():
+    first = walk_range(Script(), 1000)
+    again = walk_range(Script(first.trail.capture()), 1000)
+    assert [seen[:2] for seen in again.seen] == [seen[:2] for seen in first.seen]
+    assert again.seen[-64:] == first.seen[-64:] and again.seen[10] != first.seen[10]
+    assert "more than 64 before the save" in again.told[0]
+
+
+def test_what_is_kept_of_objects_at_the_ends_of_passes_does_not_grow_without_end():
+    script = Script()
+    script.also = {"losses": [0] * 500}
+    walk_range(script, 1000)
+    ends = script.trail.capture()["ends"]["0"]
+    assert ends["counts"].shape == (1000, 2)
+    assert list(ends["also"]) == [str(number) for number in range(1000 - (1 << 20) // 4000, 1000)]
 
 
 def walk(script: Script) -> None:
@@ -67,14 +88,14 @@ def test_a_finished_loop_is_left_as_it_was_and_an_epoch_begins_as_it_did():
     first = Script()
     walk(first)
     saved = first.trail.capture()
-    assert set(saved["ends"]) == {"0", "1", "epoch"} and saved["ends"]["epoch"] == []
+    assert set(saved["ends"]) == {"1"}
     again = Script(saved)
     walk(again)
     assert again.seen == first.seen[-3:]
     again.is_led = False
     again.trail.arrive(saved)
     again.train(2)
-    assert again.trail.place == "epoch 1" and len(again.trail.capture()["ends"]["epoch"]) == 1
+    assert again.trail.place == "epoch 1" and len(again.trail.capture()["ends"]["epoch"]["counts"]) == 1
 
 
 def test_generators_of_a_few_loops_are_kept():
@@ -83,5 +104,5 @@ def test_generators_of_a_few_loops_are_kept():
         script.trail.begin_epoch(is_resumed=False)
         script.trail.end_epochs(call)
     starts = script.trail.capture()["starts"]
-    assert sum(facts["generators"] is not None for facts in starts.values()) == 64
+    assert sum(place["generators"] is not None for place in starts.values()) == 64
     assert starts["99"]["generators"] is not None

@@ -19,13 +19,18 @@ from typing import Any, BinaryIO
 from duoka.checkpoint.disk import open_folder
 from duoka.checkpoint.storage import damaged
 from duoka.checkpoint.tree import parse_json
-from duoka.errors import CheckpointDamaged
+from duoka.errors import CheckpointDamaged, CheckpointOfOtherVersion
 
-FORMAT = "duoka checkpoint 2"
+_FORMATS = "duoka checkpoint "
+FORMAT = f"{_FORMATS}3"
 MANIFEST, FACTS, STATE = "manifest.json", "facts.json", "state.safetensors"
 _LARGEST_MANIFEST = 10_000
 LARGEST_FACTS = 10_000_000
 _CHUNK_BYTES = 1 << 24
+
+
+class OtherVersion(ValueError):
+    """Says which."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,11 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ValueError("it is not UTF-8") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(known, dict) or known.get("format") != FORMAT:
-        raise ValueError("it is not the manifest of a checkpoint, or that of another version")
+    written = known.get("format") if isinstance(known, dict) else None
+    if isinstance(written, str) and written.startswith(_FORMATS) and written != FORMAT:
+        raise OtherVersion(written)
+    if written != FORMAT:
+        raise ValueError("it is not the manifest of a checkpoint")
     if known.keys() != {"format", "step", "files"} or not _is_count(known["step"]):
         raise ValueError("it does not say what a manifest says")
     manifest = Manifest(known["step"], _parse_files(known["files"]))
@@ -169,6 +177,12 @@ def _read_manifest(folder: str, descriptor: int, stack: ExitStack) -> Manifest:
         if len(data) > _LARGEST_MANIFEST:
             raise ValueError(f"it is longer than {_LARGEST_MANIFEST:,} bytes")
         return parse_manifest(data)
+    except OtherVersion as error:
+        raise CheckpointOfOtherVersion(
+            f"{folder} was written by another version of Duoka.",
+            why=f'its format is "{str(error)[:40]}", and this version reads "{FORMAT}".',
+            do="resume with the version that wrote it, or begin a new run in another directory.",
+        ) from None
     except (ValueError, OSError) as error:
         raise damaged(path, f"{error}.") from None
 

@@ -28,7 +28,7 @@ from duoka.checkpoint.reading import Found, load_folder
 from duoka.checkpoint.sealing import fill_folder, remove_folder
 from duoka.checkpoint.setting_aside import move_aside
 from duoka.checkpoint.snapshot import Snapshot, take
-from duoka.errors import CheckpointDamaged, CheckpointError
+from duoka.errors import CheckpointDamaged, CheckpointError, CheckpointOfOtherVersion
 
 _FEWEST_KEPT = 2
 
@@ -98,7 +98,7 @@ class Store:
 
         Damaged ones are named, skipped and left as they are. Nothing but damaged ones is a CheckpointDamaged.
         """
-        wrong: list[str] = []
+        wrong: list[CheckpointDamaged] = []
         with self._reading() as places:
             for place in reversed(places):
                 try:
@@ -106,13 +106,20 @@ class Store:
                 except FileNotFoundError:
                     continue  # removed just now, where there are no locks
                 except CheckpointDamaged as error:
-                    wrong.append(explain(error))
-                    self._tell(f"{wrong[-1]} This checkpoint is skipped, and left as it is.")
+                    wrong.append(error)
+                    self._tell(f"{explain(error)} This checkpoint is skipped, and left as it is.")
         if not wrong:
             return None
+        why = "\n".join(map(explain, wrong))
+        if all(isinstance(error, CheckpointOfOtherVersion) for error in wrong):
+            raise CheckpointOfOtherVersion(
+                f"The checkpoints in {self.directory} were written by another version of Duoka.",
+                why=why,
+                do="resume with that version; or move them away, and the run starts from its beginning.",
+            )
         raise CheckpointDamaged(
             f"None of the checkpoints in {self.directory} can be used: {len(wrong)} of {len(wrong)} are damaged.",
-            why="\n".join(wrong),
+            why=why,
             do="put a copy in their place; or move them away, and the run starts from its beginning.",
         )
 

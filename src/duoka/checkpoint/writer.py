@@ -26,6 +26,7 @@ class Receipt:
     stall_s: float = 0.0  # for how long the one who gave it was held up
     is_saved: bool = False  # it is on the disk
     failure: CheckpointError | None = None  # it is not, and will not be
+    is_replaced: bool = False  # it is not, for a newer one came before its turn
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class BackgroundWriter:
             job = self._waiting.pop() if self._waiting else None
         if job is None:
             raise DeadlineExceeded(f"Memory for the checkpoint of step {step} was not made in time.")
+        job.receipt.is_replaced = True
         job.receipt.failure = CheckpointError(
             f"The checkpoint of step {job.snapshot.step} was not written: that of step {step} took its place."
         )

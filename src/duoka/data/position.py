@@ -16,6 +16,10 @@ from duoka.errors import CheckpointError
 class Passes:
     """The passes over one source of batches. A position is (passes that are over, batches given out of the next).
 
+    A pass that begins in the body of a loop over another source is an inner one. A script that is run again does not
+    come by bodies that have happened. If an inner pass was under way, the first one that it begins goes on with it; or
+    the iterator that it made before the loop does, in whose place the inner one had come when it was at its end.
+
     >>> passes = Passes()
     >>> passes.resume({"passes": 1, "batches": 3, "at_epoch": 1, "order": ""})
     >>> passes.begin(), passes.begin(), passes.position
@@ -27,25 +31,54 @@ class Passes:
         self.order = ""  # a fingerprint of the order of the pass under way
         self._given = 0
         self._is_open = False  # a pass is under way
-        self._at_epoch = 0  # passes that were over when the epoch under way began
+        self._outer = -1  # the same number, inner ones not counted
+        self._is_inner = False  # the pass under way, or the last one
+        self._at_epoch = (0, 0)  # passes that were over when the epoch under way began; inner ones not counted
+        self._is_idle = False  # the pass under way has given nothing since then
         self._resumed = (0, 0)
+        self._resumed_outer = 0  # outer passes that were over
         self._resumed_order = ""
+        self._awaits_inner = False  # an inner one was under way
+        self.has_led = False  # a loop went through this source: it did not only follow one through another
+        self._has_outer_led = self._has_resumed_outer_led = False  # in the last outer pass
 
-    def begin(self) -> int | None:
+    def begin(self, *, is_inner: bool = False) -> int | None:
         """Another pass: the number of its first batch, or None when the whole pass is over already."""
-        self.number += 1
+        self._outer += not is_inner
+        self._has_outer_led = self._has_outer_led and is_inner
+        is_replaced = self._awaits_inner and self._outer == self._resumed_outer - 1 and not self._has_resumed_outer_led
+        self._is_inner, self.order, self._given = is_inner or is_replaced, "", 0
+        self._is_open = self._is_inner or self._outer >= self._resumed_outer
+        if not self._is_open:
+            self.number += 1
+            return None
         passes, batches = self._resumed
-        self._is_open = self.number >= passes
-        self._given = batches if self.number == passes else 0
-        self.order = ""
-        return self._given if self._is_open else None
+        is_awaited = self.number < passes and self._is_inner == self._awaits_inner
+        if is_awaited and (self._is_inner or self._outer == self._resumed_outer):
+            self.number, self._given = passes, batches
+        else:
+            self.number = max(self.number, passes - 1 + self._awaits_inner) + 1
+        self._awaits_inner = False
+        return self._given
 
     def give(self) -> None:
         """Another batch is given out."""
         self._given += 1
+        self._is_idle = False
+
+    def lead(self) -> None:
+        """The loop goes through this pass."""
+        self.has_led = True
+        self._has_outer_led = self._has_outer_led or not self._is_inner
 
     def end(self) -> None:
         self._is_open = False
+        if self._is_idle:  # it was over before the epoch began, and its iterator is found out only now to be left
+            self.begin_epoch()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
 
     @property
     def position(self) -> tuple[int, int]:
@@ -58,6 +91,11 @@ class Passes:
         return (*self.position, self._is_open)
 
     @property
+    def _outer_over(self) -> int:
+        here = self._outer if self._is_open and not self._is_inner else self._outer + 1
+        return max(here, self._resumed_outer)
+
+    @property
     def is_resumed(self) -> bool:
         """Whether the pass under way is the one that was saved."""
         return self._resumed != (0, 0) and self.number == self._resumed[0]
@@ -67,27 +105,42 @@ class Passes:
         return self._resumed_order if self.is_resumed else ""
 
     def begin_epoch(self) -> None:
-        self._at_epoch = self.position[0]
+        self._at_epoch, self._is_idle = (self.position[0], self._outer_over), self._is_open
 
     def begin_resumed_epoch(self) -> None:
         """The script has left out what came before this epoch: so do the passes."""
-        self.number = self._at_epoch - 1
+        if not self._is_open:  # else it began before the loop over epochs, and goes on
+            self.number, self._outer = (passes - 1 for passes in self._at_epoch)
 
     def leave_out_resumed(self) -> None:
         """The script has left out all that was saved: the next pass is the next one."""
-        self.number = self.position[0] - 1
+        self.number, self._outer, self._awaits_inner = self.position[0] - 1, self._outer_over - 1, False
 
     def capture(self) -> dict[str, Any]:
         (passes, batches, is_open), order = self.where, self.order if self._is_open else ""
         where = {"passes": passes, "batches": batches, "is_open": is_open}
-        return where | {"at_epoch": self._at_epoch, "order": order}
+        is_inner = self._is_inner if self._is_open else self._awaits_inner
+        outer = {"outer": self._outer_over, "outer_at_epoch": self._at_epoch[1], "outer_led": self._has_outer_led}
+        outer |= {"is_inner": is_inner}
+        return where | outer | {"at_epoch": self._at_epoch[0], "order": order, "has_led": self.has_led}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a saved position; where this is it already, nothing changes."""
         position = int(state["passes"]), int(state["batches"])
+        self.has_led = self.has_led or bool(state.get("has_led", True))
         if position != self.position:
             self._resumed, self._resumed_order = position, str(state["order"])
-            self._at_epoch = int(state["at_epoch"])
+            self._resumed_outer = int(state.get("outer", position[0]))
+            self._has_outer_led = self._has_resumed_outer_led = bool(state.get("outer_led", True))
+            self._at_epoch = int(state["at_epoch"]), int(state.get("outer_at_epoch", state["at_epoch"]))
+            self._awaits_inner = bool(state.get("is_open", True) and state.get("is_inner", False))
+
+
+KEPT = (
+    "a loop over strategy.epochs begins while another one has not ended: if that one was left by break and is kept in a"
+    " variable, a run that is resumed later may draw other numbers between them; write strategy.epochs(n) into the line"
+    " with `for`, or `del` the variable behind the loop"
+)
 
 
 class Epochs:
@@ -115,6 +168,7 @@ class Epochs:
         self._position = self._resumed = (0, 0)
         self._is_over = self._was_over = False  # the last loop, here and in the saved state
         self._lengths: dict[int, int] = {}  # of loops that are over, by their calls
+        self.is_inside = False  # a loop is under way, as far as is known: one that was left may be kept in a variable
 
     @property
     def epoch(self) -> int:
@@ -125,25 +179,28 @@ class Epochs:
         """The epochs of one loop, from where the run is."""
         self._enter()
         self.num_calls += 1
+        self.is_inside = False
         call, epoch = self._resumed
         self._check(num_epochs)
         if self.num_calls < call:
             self._come_by_finished()
             return
-        is_saved = self.num_calls == call
+        is_saved, this = self.num_calls == call, self.num_calls
         if is_saved and self._was_over:
             self._come_by_finished()
             self._leave_out(epoch < num_epochs)
-        self._is_over = False
+        self._is_over, self.is_inside = False, True
         for number in range(epoch if is_saved else 0, num_epochs):
             self._position = self.num_calls, number
             self._begin(is_saved and number == epoch and not self._was_over)
             try:
                 yield number
             except GeneratorExit:
-                if not sys.is_finalizing():
+                if self.num_calls == this and not sys.is_finalizing():
+                    self.is_inside = False
                     self._leave()
                 raise
+        self.is_inside = False
         self._position, self._is_over = (self.num_calls, num_epochs), True
         self._lengths[self.num_calls] = num_epochs
         self._end()

@@ -6,13 +6,63 @@ what the run was like there, so that it draws, counts and decides between them a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-Facts = dict[str, Any]
+import numpy as np
+
+from duoka.data.sizes import count_bytes
+
 EPOCH = "epoch"  # the epoch under way; other stretches are known by the loop over epochs after which they came
 _SMALL, _LARGE = 1 << 12, 1 << 20  # bytes: objects of the user's, at the ends of passes, and where stretches begin
+_MOST_SMALL, _MOST_LARGE = 1 << 20, 1 << 22  # all of these: what is older is left out
 _MOST_GENERATORS = 64  # 13 KB each
+
+
+@dataclass
+class Place:
+    counts: list[int]  # steps, batches and the like
+    also: dict[str, Any]  # states of the user's objects; those left out are as the script has them
+    generators: Any  # None: as they are there without it
+
+
+@dataclass
+class Ends:
+    """The ends of the passes in a stretch. There may be thousands: kept is what does not follow from what is before."""
+
+    counts: list[list[int]] = field(default_factory=list)  # and at last whether numbers were drawn in the pass
+    also: dict[int, dict[str, Any]] = field(default_factory=dict)
+    generators: dict[int, Any] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)  # of `also`, in bytes
+
+    def add(self, place: Place, number: int, *, has_drawn: bool) -> None:
+        del self.counts[number:]
+        self.counts.append([*place.counts, has_drawn])
+        for kept, value in ((self.also, place.also), (self.generators, place.generators if has_drawn else None)):
+            for later in [each for each in kept if each >= number]:
+                del kept[later]
+            if value:
+                kept[number] = value
+        if len(self.generators) > _MOST_GENERATORS:
+            del self.generators[min(self.generators)]
+        self._sizes = {each: size for each, size in self._sizes.items() if each in self.also}
+        if number in self.also:
+            self._sizes[number] = count_bytes(self.also[number])
+        while sum(self._sizes.values()) > _MOST_SMALL:
+            oldest = min(self.also)
+            del self.also[oldest], self._sizes[oldest]
+
+    def capture(self) -> dict[str, Any]:
+        kept = {"also": self.also, "generators": self.generators}
+        texts = {name: {str(number): value for number, value in each.items()} for name, each in kept.items()}
+        return {"counts": np.array(self.counts, np.int64)} | texts
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Ends:
+        also, generators = ({int(n): value for n, value in state[name].items()} for name in ("also", "generators"))
+        sizes = {number: count_bytes(value) for number, value in also.items()}
+        return cls(state["counts"].tolist(), also, generators, sizes)
 
 
 class Trail:
@@ -22,12 +72,19 @@ class Trail:
     """
 
     def __init__(
-        self, describe: Callable[[int], Facts], take: Callable[[Facts], None], is_led: Callable[[], bool]
+        self,
+        describe: Callable[[int], Place],
+        take: Callable[[Place], None],
+        capture_generators: Callable[[], Any],
+        is_led: Callable[[], bool],
+        tell: Callable[[str], None],
     ) -> None:
-        self._describe, self._take, self._is_led = describe, take, is_led
-        self._starts: dict[str, Facts] = {}  # of stretches
-        self._ends: dict[str, list[Facts]] = {}  # of the passes in each
+        self._describe, self._take, self._capture_generators = describe, take, capture_generators
+        self._is_led, self._tell = is_led, tell
+        self._starts: dict[str, Place] = {}  # of stretches
+        self._ends: dict[str, Ends] = {}  # of the passes in each
         self._stretch, self._passes = "0", 0
+        self._at_pass: Any = None  # generators, when the pass under way began
 
     @property
     def place(self) -> str:
@@ -42,16 +99,26 @@ class Trail:
     def begin_pass(self) -> None:
         if self.is_at_top:
             self._begin_stretch()
+        self._at_pass = self._capture_generators()
 
     def end_pass(self) -> None:
-        ends = self._ends.setdefault(self._stretch, [])
+        ends = self._ends.setdefault(self._stretch, Ends())
         if not self._is_led():
-            if ends:
-                ends[-1]["generators"] = None  # what was drawn between earlier ones is not used any more
-            ends[self._passes :] = [self._describe(_SMALL)]
-        elif self._passes < len(ends):
-            self._take(ends[self._passes])
+            place = self._describe(_SMALL)
+            ends.add(place, self._passes, has_drawn=not _equal(place.generators, self._at_pass))
+        elif self._passes < len(ends.counts):
+            self._take_end(ends)
         self._passes += 1
+
+    def _take_end(self, ends: Ends) -> None:
+        *counts, has_drawn = ends.counts[self._passes]
+        generators = ends.generators.get(self._passes)
+        if has_drawn and generators is None:
+            self._tell(
+                f"numbers drawn between passes that were more than {_MOST_GENERATORS} before the save are not those of"
+                " the run that is resumed; loop over strategy.epochs, which leaves such passes out"
+            )
+        self._take(Place(counts, ends.also.get(self._passes, {}), generators))
 
     def begin_epoch(self, is_resumed: bool) -> None:
         self._stretch, self._passes = EPOCH, 0
@@ -67,21 +134,42 @@ class Trail:
 
     def _begin_stretch(self) -> None:
         if not self._is_led():
-            self._starts[self._stretch] = self._describe(_LARGE)
-            self._ends[self._stretch] = []
-            with_generators = [facts for facts in self._starts.values() if facts["generators"] is not None]
+            self._starts[self._stretch], self._ends[self._stretch] = self._describe(_LARGE), Ends()
+            with_generators = [place for place in self._starts.values() if place.generators is not None]
             if len(with_generators) > _MOST_GENERATORS:
-                with_generators[0]["generators"] = None
+                with_generators[0].generators = None
+            with_also = [place for place in self._starts.values() if place.also]
+            if sum(count_bytes(place.also) for place in with_also) > _MOST_LARGE:
+                with_also[0].also = {}
         elif self._stretch in self._starts:
             self._take(self._starts[self._stretch])
 
     def capture(self) -> dict[str, Any]:
-        return {"starts": self._starts, "ends": self._ends, "stretch": self._stretch, "passes": self._passes}
+        starts = {name: dict(vars(place)) for name, place in self._starts.items()}
+        ends = {name: ends.capture() for name, ends in self._ends.items() if ends.counts}
+        return {"starts": starts, "ends": ends, "stretch": self._stretch, "passes": self._passes}
 
     def restore(self, state: dict[str, Any]) -> None:
         """For a script that is led to this state."""
-        self._starts, self._ends = state["starts"], state["ends"]
+        self._starts = {name: Place(**place) for name, place in state["starts"].items()}
+        self._ends = {name: Ends.restored(ends) for name, ends in state["ends"].items()}
 
     def arrive(self, state: dict[str, Any]) -> None:
         """The script has come to it."""
         self._stretch, self._passes = state["stretch"], state["passes"]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """
+    >>> _equal({"key": [np.arange(3), 1]}, {"key": [np.arange(3), 1]}), _equal([np.arange(3)], [np.ones(3)])
+    (True, False)
+    """
+    return all(np.array_equal(x, y) for x, y in zip(_leaves(a), _leaves(b), strict=True))
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    if isinstance(state, (dict, list)):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from _leaves(part)
+    else:
+        yield state

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from duoka.collectives.board import Work
 from duoka.devices.cores import keep_to_own_cores
@@ -42,6 +42,7 @@ class Attachment:
     standing: Callable[[], Standing] = Standing
     work: Callable[[], Work | None] = lambda: None
     left_to: Callable[[], dict[int, int]] = dict  # main workers, and the last call before which they were left things
+    checks_at_end: list[Callable[[], None]] = field(default_factory=list)  # of the script, before it counts as done
 
     @property
     def worker(self) -> int:
@@ -98,6 +99,8 @@ def run_body(attached: Attachment, body: Callable[[], object]) -> int:
 def _run(attached: Attachment, body: Callable[[], object]) -> int:
     try:
         body()
+        for check in attached.checks_at_end:
+            check()
         return 0
     except (KeyboardInterrupt, Stopped):
         return _INTERRUPTED

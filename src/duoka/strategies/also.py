@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from duoka.data.sizes import count_bytes
+
 _LARGEST_BYTES = 1 << 20  # of an object that is kept twice: what decisions are made of is small
 
 
@@ -20,7 +22,7 @@ class Also:
     def capture_small(self, largest_bytes: int = _LARGEST_BYTES) -> dict[str, Any]:
         """Copies, of those that are not larger."""
         states = self.capture().items()
-        return {name: copy.deepcopy(state) for name, state in states if _count_bytes(state) <= largest_bytes}
+        return {name: copy.deepcopy(state) for name, state in states if count_bytes(state) <= largest_bytes}
 
     def restore(self, states: dict[str, Any]) -> None:
         """For a script that begins at its top. What it changes on its way to where the run is does not count."""
@@ -44,16 +46,3 @@ class Also:
         for name, thing in self.objects.items():
             if name in states:
                 thing.load_state_dict(states[name])
-
-
-def _count_bytes(state: Any) -> int:
-    """Roughly.
-
-    >>> _count_bytes({"losses": [0.5] * 1000, "name": "best"})
-    8004
-    """
-    if isinstance(state, dict):
-        return sum(map(_count_bytes, state.values()))
-    if isinstance(state, (list, tuple)):
-        return sum(map(_count_bytes, state))
-    return len(state) if isinstance(state, (str, bytes)) else int(getattr(state, "nbytes", 8))

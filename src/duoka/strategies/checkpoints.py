@@ -47,7 +47,9 @@ class Checkpoints:
         self._saved = (-1, -1)  # step and batch of the state that was given to be saved, or was resumed, last
         self.resumes = False  # a run that is started again goes on from what is saved
         self.resumed_step: int | None = None  # what this run went on from
+        self._has_begun = False  # a loop has, in this process
         session.at_exit(self._tell_what_is_odd)
+        session.at_end_of_script(self._check_end)
 
     # Going on from one.
 
@@ -117,6 +119,7 @@ class Checkpoints:
 
     def at_start(self, training: Restorable) -> None:
         """One thing is trained in a run with checkpoints: the state of another one would not be in them."""
+        self._has_begun = True
         if self._training is None:
             self.begin(training)
         if training is not self._training:
@@ -251,9 +254,21 @@ class Checkpoints:
                 f"nothing was saved in {self._store.directory}: no loop over a prepared loader, or over"
                 " strategy.distribute_dataset, and no fit in strategy.scope() has begun"
             )
-        elif self._training.is_repeating:
-            step = f"at step {self._first_step}"
-            self._session.say(f"the script has ended before it came to where the run was saved, {step}")
+
+    def _check_end(self) -> None:
+        if self.resumed_step is not None and self.is_repeating:
+            raise CheckpointError(
+                f"The script has ended before it came to where the run was saved, at step {self._first_step}.",
+                why="between its loops it went another way than before: fewer epochs, or a decision from values that"
+                " are not those of then (a variable, a validation in a loop of its own).",
+                do="loop over strategy.epochs, decide by what strategy.evaluate gives and by objects in also=; or begin"
+                " a new run in another directory. What was saved is as it was.",
+            )
+
+    @property
+    def is_ahead(self) -> bool:
+        """A script was resumed, and is before its first loop: the weights are those of the save already."""
+        return self.resumed_step is not None and not self._has_begun
 
     def _summarise(self) -> None:
         stalls = [receipt.stall_s * 1000 for receipt in self._receipts]
@@ -262,10 +277,13 @@ class Checkpoints:
         num_saved = sum(receipt.is_saved for receipt in self._receipts)
         count = f"{num_saved} checkpoint{'' if num_saved == 1 else 's'}"
         held_up = f"{statistics.median(stalls):.1f} ms (median), {max(stalls):.1f} ms at most"
-        failures = "" if num_saved == len(stalls) else f"; {len(stalls) - num_saved} more could NOT be saved"
+        num_replaced = sum(receipt.is_replaced for receipt in self._receipts)
+        num_failed = len(stalls) - num_saved - num_replaced
+        rest = f"; {num_replaced} more gave way to newer ones" if num_replaced else ""
+        rest += f"; {num_failed} more could NOT be saved" if num_failed else ""
         if not self._receipts[-1].is_saved:
-            failures += ", the last one among them"
-        self._session.say(f"{count} in {self._store.directory}, training held up for {held_up}{failures}")
+            rest += ", the last one among them"
+        self._session.say(f"{count} in {self._store.directory}, training held up for {held_up}{rest}")
 
     def __enter__(self) -> Checkpoints:
         return self

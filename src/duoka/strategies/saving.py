@@ -95,7 +95,7 @@ class Saving:
         self._refuse_in_evaluation("save")
         if not self.stepped:
             return False
-        is_done = self._checkpoints is not None and self._checkpoints.is_repeating
+        is_done = self._is_saved_before(path)
         turn = Turn(self._session.collective, "strategy.save", deadline_s)
         if turn.is_mine():
             with turn.acting():
@@ -105,10 +105,20 @@ class Saving:
                     self._session.save_state(path, state)
         return not is_done or os.path.exists(path)
 
+    def _is_saved_before(self, path: Any) -> bool:
+        """Whether a script that is resumed comes by what it has saved before, with the weights of later."""
+        if self._checkpoints is None:
+            return False
+        return self._checkpoints.is_repeating or (self._checkpoints.is_ahead and os.path.exists(path))
+
     def _tell_if_missing(self, path: Any) -> None:
-        """A script that is resumed comes by what it has saved before, with the weights of later."""
         if not os.path.exists(path):
             self._session.say(missing(path))
+        elif self._checkpoints is not None and self._checkpoints.is_ahead:
+            self._session.say(
+                f"{path} is there, and is left as it is: the run was resumed, and what would be written before its"
+                " first loop has the weights of the save; remove it to have it written"
+            )
 
     def load(self, path: Any, *, device: Any = None) -> Any:
         """The state that `save` wrote, with its tensors on the CPU or on the device given. Every worker reads it."""

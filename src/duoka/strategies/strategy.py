@@ -285,6 +285,10 @@ class Session(Protocol):
         """Call it when this process ends, however its script has ended."""
         ...
 
+    def at_end_of_script(self, function: Callable[[], None]) -> None:
+        """Call it when the script has come to its end by itself; an error from there is one of the script."""
+        ...
+
     def fingerprint(self) -> dict[str, str]:
         """What equal bits depend on beside the run itself: processor, versions, threads, flags."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from duoka.collectives.collective import Collective
-from duoka.errors import CheckpointDamaged, CheckpointError, DuokaError, WorkerFailed
+from duoka.errors import CheckpointDamaged, CheckpointError, CheckpointOfOtherVersion, DuokaError, WorkerFailed
 
 _LONGEST_PART = 1200  # in bytes: three of them travel in one note
 _FAILED, _DONE = b"!", b"."
@@ -59,7 +59,7 @@ class Turn:
 
     def _raise_failure(self, note: bytes) -> None:
         kind, what, why, do = json.loads(note)
-        for error in (CheckpointError, CheckpointDamaged):
+        for error in (CheckpointError, CheckpointDamaged, CheckpointOfOtherVersion):
             if kind == error.__name__:
                 raise error(what, why=why, do=do)
         raise WorkerFailed(

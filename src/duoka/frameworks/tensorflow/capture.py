@@ -8,7 +8,7 @@ from typing import Any
 from tensorflow.python.eager import context
 
 from duoka.data.position import Epochs, Saves
-from duoka.data.trail import Trail
+from duoka.data.trail import Place, Trail
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
 from duoka.frameworks.exchange.checks import Checks
@@ -40,7 +40,7 @@ class Capture:
         self.roster = Roster(self._note_agreed)
         trained.names = self.roster
         self._also = also
-        self.trail = Trail(self._describe, self._take, lambda: self.is_led)
+        self.trail = Trail(self._describe, self._take, capture_generators, lambda: self.is_led, tell)
         self.saves = Saves(tell)
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
@@ -129,19 +129,14 @@ class Capture:
 
     # Places between loops.
 
-    def _describe(self, largest_bytes: int) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "batch": self.batch,
-            "also": self._also.capture_small(largest_bytes),
-            "generators": capture_generators(),
-        }
+    def _describe(self, largest_bytes: int) -> Place:
+        return Place([self.step, self.batch], self._also.capture_small(largest_bytes), capture_generators())
 
-    def _take(self, facts: dict[str, Any]) -> None:
-        self.count(facts["step"], facts["batch"])
-        self._also.take(facts["also"])
-        if facts["generators"] is not None:
-            restore_generators(facts["generators"])
+    def _take(self, place: Place) -> None:
+        self.count(*place.counts)
+        self._also.take(place.also)
+        if place.generators is not None:
+            restore_generators(place.generators)
 
     # All of it.
 

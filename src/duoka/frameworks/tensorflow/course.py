@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duoka.collectives.joining import Joining
-from duoka.data.position import Epochs
+from duoka.data.position import KEPT, Epochs
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.tensorflow.capture import Capture
@@ -36,7 +36,7 @@ class Course:
         joining: Joining | None,
         tell: Callable[[str], None],
     ) -> None:
-        self._borders, self._end_step, self._compare = borders, end_step, compare
+        self._borders, self._end_step, self._compare, self._tell = borders, end_step, compare, tell
         self.epochs = Epochs(
             self._begin_epochs,
             self._begin_epoch,
@@ -72,6 +72,7 @@ class Course:
     def begin_step(self, walk: Walk) -> None:
         if self._leader is None:
             self._leader, self._leads = id(walk), walk.source
+            walk.source.passes.lead()
         if self._leader == id(walk):
             self._end_step()
             self._capture.arrive()
@@ -88,7 +89,8 @@ class Course:
             self._leader = None
         if self._leader is None and walk.is_outer:
             self._end_step()
-            self._trail.end_pass()
+            if walk.source.passes.has_led:
+                self._trail.end_pass()
             self._newcomers.end_pass(walk.source)
 
     def lose(self, why: str) -> None:
@@ -122,6 +124,8 @@ class Course:
     # Loops over epochs.
 
     def _begin_epochs(self) -> None:
+        if self.epochs.is_inside and self._borders.is_state_wanted:
+            self._tell(KEPT)
         self._start()
         self._newcomers.begin_epochs()
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
-from duoka.data.position import Epochs
-from duoka.data.trail import Trail
+from duoka.data.position import KEPT, Epochs
+from duoka.data.trail import Place, Trail
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
 from duoka.frameworks.exchange.checks import Checks
@@ -61,7 +61,9 @@ class TorchAdapter:
         self._parts = Parts()
         self._models, self._optimizers = self._parts.models, self._parts.optimizers
         self.tell_once = Telling(collective).tell_once
-        self._trail = Trail(self._describe, self._take, lambda: self.loop.is_replaying)
+        self._trail = Trail(
+            self._describe, self._take, capture_generators, lambda: self.loop.is_replaying, self.tell_once
+        )
         self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once, self._trail)
         self.tensors = Tensors(device)
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
@@ -136,11 +138,21 @@ class TorchAdapter:
                     f"This {type(thing).__name__} has been prepared already.",
                     do="call strategy.prepare once for each object.",
                 )
+        self._tell_if_late(objects)
         ordered = sorted(objects, key=lambda thing: not isinstance(thing, nn.Module))
         results = {id(thing): self._prepare_one(thing) for thing in ordered}
         self._prepared.update({id(thing): thing for thing in (*objects, *results.values())})
         self._course.rescan()
         return [results[id(thing)] for thing in objects]
+
+    def _tell_if_late(self, objects: Sequence[Any]) -> None:
+        late = [type(thing).__name__ for thing in objects if not isinstance(thing, DataLoader)]
+        if late and self.loop.batch and self.options.borders.is_state_wanted:
+            self.tell_once(
+                f"{late[0]} is prepared after training has begun: checkpoints from here on hold its state, and a script"
+                " that is resumed from one stops, as it has not prepared it by then; prepare it before"
+                " strategy.checkpoint"
+            )
 
     def scope(self, owner: Any) -> AbstractContextManager[None]:
         raise MismatchError(
@@ -268,22 +280,17 @@ class TorchAdapter:
         agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
         self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
 
-    def _describe(self, largest_bytes: int) -> dict[str, Any]:
+    def _describe(self, largest_bytes: int) -> Place:
         """What is known of this place between loops, for a script that comes by it again."""
-        return {
-            "step": self.loop.step,
-            "batch": self.loop.batch,
-            "evaluations": self.evaluation.capture(),
-            "also": self.options.borders.also.capture_small(largest_bytes),
-            "generators": capture_generators(),
-        }
+        counts = [self.loop.step, self.loop.batch, *self.evaluation.capture()]
+        return Place(counts, self.options.borders.also.capture_small(largest_bytes), capture_generators())
 
-    def _take(self, facts: dict[str, Any]) -> None:
-        self.loop.step, self.loop.batch = facts["step"], facts["batch"]
-        self.evaluation.restore(facts["evaluations"])
-        self.options.borders.also.take(facts["also"])
-        if facts["generators"] is not None:
-            restore_generators(facts["generators"])
+    def _take(self, place: Place) -> None:
+        self.loop.step, self.loop.batch, *evaluations = place.counts
+        self.evaluation.restore(evaluations)
+        self.options.borders.also.take(place.also)
+        if place.generators is not None:
+            restore_generators(place.generators)
 
     def _begin_loop(self) -> None:
         self._capture.saves.begin_pass()
@@ -302,6 +309,8 @@ class TorchAdapter:
         return self._capture.come_to_save()
 
     def _begin_epochs(self) -> None:
+        if self.epochs.is_inside and self.options.borders.is_state_wanted:
+            self.tell_once(KEPT)
         self.options.borders.at_start(self)
         self._capture.begin_epochs()
         self._newcomers.begin_epochs()

@@ -15,6 +15,7 @@ from duoka.data.position import Epochs, Saves
 from duoka.data.trail import EPOCH, Trail
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
+from duoka.frameworks.torch.course import refusal
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.given import Given, describe, list_changes
@@ -100,7 +101,8 @@ class Capture:
 
     def capture(self) -> dict[str, Any]:
         parts, loop = self._parts, self._loop
-        assert loop.body is None, "a state was asked for within a loop body"
+        if loop.body is not None:
+            raise refusal("a loop was left while its iterator is kept, so that its last batch is still under way")
         positions = self._capture_positions()
         state: dict[str, Any] = {name: [thing.state_dict() for thing in getattr(parts, name)] for name in _OBJECTS}
         return state | {

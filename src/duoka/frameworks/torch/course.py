@@ -11,7 +11,7 @@ from torch import nn
 from duoka.collectives.collective import Collective
 from duoka.collectives.joining import unrecorded
 from duoka.data.shares import share
-from duoka.errors import DuokaError, MismatchError
+from duoka.errors import CheckpointError, DuokaError, MismatchError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.evaluation import Evaluation
@@ -25,6 +25,15 @@ from duoka.frameworks.torch.source import Unit
 from duoka.frameworks.torch.sparse import sparse_parameters
 from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.statistics import Statistics, is_batch_norm
+
+
+def refusal(why: str) -> CheckpointError:
+    return CheckpointError(
+        "strategy.checkpoint cannot save this loop.",
+        why=f"{why}: where it is in its data is not known.",
+        do="write `for batch in loader:`; where an iterator is kept in a variable and its loop is left by break, `del`"
+        " the variable behind the loop.",
+    )
 
 
 class Course:
@@ -74,9 +83,13 @@ class Course:
             self._at_start()
 
     def end_pass(self, loader: PreparedLoader) -> None:
-        if self._loop.body is None:
+        if self._loop.body is None and loader.passes.has_led:
             self._at_end()
         self._newcomers.end_pass(loader)
+
+    def lose(self, why: str) -> None:
+        if self._is_saved():
+            raise refusal(why)
 
     def begin_step(self) -> None:
         self._loop.arrive()

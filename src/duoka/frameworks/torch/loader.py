@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +60,10 @@ class Hooks(Protocol):
 
     def end_loop(self) -> None: ...
 
+    def lose(self, why: str) -> None:
+        """It is not known any more where the loop is."""
+        ...
+
     def tell_once(self, text: str) -> None: ...
 
 
@@ -78,6 +84,7 @@ class PreparedLoader:
         self._device = device
         self._hooks = hooks
         self.passes = Passes()
+        self._is_leading = False  # a body of the loop over it is under way
         self.is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
         self._source = None if self.is_stream else Source(loader, loop.seed, collective.num_replicas, self._units)
 
@@ -99,18 +106,31 @@ class PreparedLoader:
         if self._hooks.is_evaluating():
             return self._evaluate()
         self._check_batch_size()
+        self._leave_kept()
         self._hooks.begin_loop()
         self._hooks.begin_pass(self)
-        first = self.passes.begin()
+        first = self.passes.begin(is_inner=self._loop.body is not None and not self._is_leading)
         if first is None:
             self._hooks.end_pass(self)
             return iter(())
-        return self._walk(first)
+        return self._walk(first, self.passes.number)
 
-    def _walk(self, first: int) -> Iterator[Any]:
+    def _leave_kept(self) -> None:
+        """The pass before this one has ended, though its iterator is still there: in a variable, in a zip()."""
+        if self._is_leading:
+            self._hooks.lose("a loop over a loader begins while the last batch of another one over it is under way")
+        else:
+            self._end(self.passes.number)
+
+    def _walk(self, first: int, number: int) -> Iterator[Any]:
         try:
-            yield from self._run(self._stream(first) if self.is_stream else self._indexed(first), first)
+            yield from self._run(self._stream(first) if self.is_stream else self._indexed(first), first, number)
         finally:
+            if not sys.is_finalizing():
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        if self.passes.is_open and number == self.passes.number:
             self.passes.end()
             if self._source is not None:
                 self._source.end()
@@ -197,13 +217,15 @@ class PreparedLoader:
         """Its replicas, and whether they are this worker's own."""
         return {(replica, replica in self._collective.replicas) for replica in unit}
 
-    def _run(self, batches: Iterable[tuple[int, Load]], first: int) -> Iterator[Any]:
+    def _run(self, batches: Iterable[tuple[int, Load]], first: int, number: int) -> Iterator[Any]:
         """Lead the loop; or, where another loader leads it already, follow its replicas."""
         if self._loop.body is None:
             self._loop.first_batch = first
         reader = _OneAhead(batches)
         followed = _Followed()
         while (current := reader.current) is not None:
+            if number != self.passes.number:
+                self._hooks.lose("two iterators over one loader are drawn from in turns")
             leader = self._loop.body
             if leader is None and followed.ends():
                 reader.advance()
@@ -236,10 +258,12 @@ class PreparedLoader:
             batch = self._to_device(load(unit))
             self._hooks.begin_body(unit, is_first)
             is_first = False
-            with self._loop.run_body(unit, rows, num_rows) as body:
+            with self._lead(), self._loop.run_body(unit, rows, num_rows) as body:
                 try:
                     yield batch
                 except GeneratorExit:
+                    if sys.is_finalizing():
+                        raise
                     step = self._loop.step
                     self._hooks.leave_batch(body)
                     self._collective.work_on(step, unit)  # mostly an error has left the loop, and it will be reported
@@ -250,6 +274,15 @@ class PreparedLoader:
             if not body.is_discarded:
                 done.update(mark)
         self._hooks.end_batch()
+
+    @contextmanager
+    def _lead(self) -> Iterator[None]:
+        was_leading, self._is_leading = self._is_leading, True
+        self.passes.lead()
+        try:
+            yield
+        finally:
+            self._is_leading = was_leading
 
     def _to_device(self, batch: Any) -> Any:
         return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))

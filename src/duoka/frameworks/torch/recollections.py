@@ -23,6 +23,7 @@ class Recollections:
 
     def __init__(self) -> None:
         self._outcomes: dict[str, Outcome] = {}
+        self._num_numbers = 0  # in all of them
         self._place, self._number = "", 0  # of the last one
         self._drawn: tuple[str, Any] = ("", None)  # the last one, and generators after it, if it draws from them
 
@@ -43,18 +44,25 @@ class Recollections:
 
     def keep(self, outcome: Outcome, generators: Any) -> None:
         self._drawn = self._key, generators
-        if sum(len(each.totals) for each in self._outcomes.values()) + len(outcome.totals) <= _MOST_NUMBERS:
+        if self._num_numbers + len(outcome.totals) <= _MOST_NUMBERS:
             self._outcomes[self._key] = outcome
+            self._num_numbers += len(outcome.totals)
 
     def forget(self, stretch: str) -> None:
         """No script comes by these places again."""
         self._outcomes = {key: each for key, each in self._outcomes.items() if not key.startswith(f"{stretch} ")}
+        self._count()
+
+    def _count(self) -> None:
+        self._num_numbers = sum(len(each.totals) for each in self._outcomes.values())
 
     def capture(self) -> dict[str, Any]:
         outcomes = self._outcomes.values()
+        numbers = {metrics: n for n, metrics in enumerate(dict.fromkeys(each.metrics for each in outcomes))}
         return {
             "keys": list(self._outcomes),
-            "metrics": [None if each.metrics is None else each.metrics.encode().decode() for each in outcomes],
+            "metrics": [None if metrics is None else metrics.encode().decode() for metrics in numbers],
+            "which": np.array([numbers[each.metrics] for each in outcomes], np.int64),
             "totals": np.concatenate([np.empty(0), *(each.totals for each in outcomes)]),
             "last": [self._place, self._number],
             "drawn": list(self._drawn),
@@ -64,11 +72,13 @@ class Recollections:
         """For a script that is led to this state."""
         self._outcomes, self._drawn = {}, tuple(state["drawn"])
         start = 0
-        for key, text in zip(state["keys"], state["metrics"], strict=True):
-            metrics = None if text is None else Metrics.decode(text.encode())
+        known = [None if text is None else Metrics.decode(text.encode()) for text in state["metrics"]]
+        for key, which in zip(state["keys"], state["which"].tolist(), strict=True):
+            metrics = known[which]
             end = start + (0 if metrics is None else metrics.size)
             self._outcomes[key] = Outcome(metrics, state["totals"][start:end])
             start = end
+        self._count()
 
     def arrive(self, state: dict[str, Any]) -> None:
         """The script has come to it."""
