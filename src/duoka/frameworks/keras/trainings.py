@@ -155,6 +155,7 @@ class Trainings:
         else:
             self._end_state = saved["trainings"]["end"]
         self._has_joined = False
+        self._progress.step, self._progress.batch = saved["step"], saved["bodies"]
         restore_generators(saved["generators"])
         return state
 
@@ -424,8 +425,7 @@ class Trainings:
             return
         if self._saved is not None:
             self.models.restore_one(self._saved["models"], fit.model)
-        else:
-            self._progress.step, self._progress.batch = record["step"], record["bodies"]
+        self._progress.step, self._progress.batch = record["step"], record["bodies"]
         restore_generators(record["generators"])
 
     def _refuse_end(self, fit: FitUnderWay) -> None:
