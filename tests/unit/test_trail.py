@@ -66,7 +66,7 @@ def test_what_is_kept_of_objects_at_the_ends_of_passes_does_not_grow_without_end
     walk_range(script, 1000)
     ends = script.trail.capture()["ends"]["0"]
     assert ends["counts"].shape == (1000, 2)
-    assert list(ends["also"]) == [str(number) for number in range(1000 - (1 << 20) // 4000, 1000)]
+    assert list(ends["also"]) == [str(number) for number in range(1000 - (1 << 17) // 4000, 1000)]
 
 
 def walk(script: Script) -> None:

@@ -16,7 +16,7 @@ from duoka.data.sizes import count_bytes
 
 EPOCH = "epoch"  # the epoch under way; other stretches are known by the loop over epochs after which they came
 _SMALL, _LARGE = 1 << 12, 1 << 20  # bytes: objects of the user's, at the ends of passes, and where stretches begin
-_MOST_SMALL, _MOST_LARGE = 1 << 20, 1 << 22  # all of these: what is older is left out
+_MOST_SMALL, _MOST_LARGE = 1 << 17, 1 << 20  # all of these: what is older is left out
 _MOST_GENERATORS = 64  # 13 KB each
 
 
