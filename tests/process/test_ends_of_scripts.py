@@ -73,7 +73,9 @@ def strike(place: Path, kind: str, program=DUOKA_RUN) -> Run:
     return run
 
 
-@pytest.mark.parametrize("kind", ["alone", "barrier", pytest.param("asleep", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["alone", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("barrier", "asleep"))]
+)
 def test_what_only_the_main_one_writes_is_said_to_be_missing_and_the_exit_code_tells(kind, tmp_path):
     """The others have left it to the main one, and are past it."""
     ended = strike(tmp_path, kind).finish(60, LEAVES)

@@ -30,6 +30,7 @@ with strategy.scope():
 """
 
 
+@pytest.mark.slow
 def test_a_model_trained_without_a_scope_is_named_in_one_line_also_when_keras_is_imported_later(tmp_path):
     source = """
 import duoka

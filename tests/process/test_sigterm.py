@@ -24,10 +24,8 @@ def signal_all(run: Run, *, supervisor_first: bool) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize(
-    ("loaders", "supervisor_first"),
-    [(2, False), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, True), (0, False)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("loaders", "supervisor_first"), [(2, False), (2, True), (0, False)])
 def test_a_signal_to_every_process_of_a_run_lets_it_save_and_it_goes_on_to_the_bits_of_a_calm_one(
     loaders, supervisor_first, tmp_path
 ):

@@ -166,6 +166,7 @@ def test_keras_on_another_backend_is_named_where_a_loop_meets_it(tmp_path):
     assert "AND WITHOUT KERAS" in ended.out
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
     going.wait_for("asleep", timeout_s=90)
