@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +24,11 @@ from tests.abandoned import list_abandoned
 # Tests started in the background, or by nohup, begin with signals ignored, and so would the runs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# For all processes that tests start.
+LEAN = str(Path(__file__).parent / "lean")
+if LEAN not in (found := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    os.environ["PYTHONPATH"] = os.pathsep.join([LEAN, *filter(None, found)])
 
 
 def plan_for(num_workers: int, num_replicas: int, deadline_s: float = 20.0) -> Plan:
