@@ -47,18 +47,52 @@ def test_epochs_start_where_the_run_is_and_passes_go_with_them():
     assert (saved["call"], saved["epoch"], saved["is_over"]) == (2, 3, True) and passes.capture()["at_epoch"] == 5
 
 
-def walk_epochs(num_epochs: int, saved: dict | None = None) -> tuple[list, dict]:
-    """A script of one loop: what it did in which epoch, and its state at the end."""
+def walk_epochs(num_epochs: int, saved: dict | None = None, num_passes: int = 0) -> tuple[list, dict]:
+    """A script of one loop over epochs, and of passes after it: what it did in which epoch, its state at the end."""
     passes, done = Passes(), []
+
+    def leave_out(goes_on: bool) -> bool:
+        is_here = saved["passes"]["is_at_epoch"]
+        done.append("arrived" if is_here else "led on")
+        passes.begin_resumed_epoch()
+        return is_here
+
     epochs = Epochs(
         begin=lambda is_resumed: passes.begin_resumed_epoch() if is_resumed else passes.begin_epoch(),
-        leave_out=lambda goes_on: (passes.leave_out_resumed(), done.append("arrived")),
+        end=passes.begin_epoch,
+        leave_out=leave_out,
     )
     if saved is not None:
         epochs.resume(saved["epochs"])
         passes.resume(saved["passes"])
     done += [(epoch, walk(passes, 3)) for epoch in epochs.walk(num_epochs)]
+    done += [walk(passes, 3) for _ in range(num_passes)]
     return done, {"epochs": epochs.capture(), "passes": passes.capture()}
+
+
+def test_passes_after_a_loop_over_epochs_are_led_through_and_not_done_again():
+    _, saved = walk_epochs(2, num_passes=2)
+    assert walk_epochs(2, saved, num_passes=4)[0] == ["led on", [], [], [0, 1, 2], [0, 1, 2]]
+    with pytest.raises(CheckpointError, match=r"Loop 1 .* had 2 epochs .* asked for 3 now"):
+        walk_epochs(3, saved)
+
+
+def test_passes_that_only_followed_another_loop_are_known_as_such_when_a_script_is_run_again():
+    def run(passes: Passes) -> list[bool]:
+        led = []
+        for leads in (False, False, True, False, True):
+            if passes.begin() is not None and leads:
+                passes.lead()
+            if passes.is_open:
+                passes.end()
+            led.append(passes.has_led)
+        return led
+
+    calm, again = Passes(), Passes()
+    expected = run(calm)
+    assert expected == [False, False, True, False, True]
+    again.resume(calm.capture())
+    assert run(again) == expected
 
 
 def test_a_loop_that_was_over_goes_on_when_it_is_given_more_epochs():

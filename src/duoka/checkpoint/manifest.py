@@ -22,7 +22,7 @@ from duoka.checkpoint.tree import parse_json
 from duoka.errors import CheckpointDamaged, CheckpointOfOtherVersion
 
 _FORMATS = "duoka checkpoint "
-FORMAT = f"{_FORMATS}3"
+FORMAT = f"{_FORMATS}4"
 MANIFEST, FACTS, STATE = "manifest.json", "facts.json", "state.safetensors"
 _LARGEST_MANIFEST = 10_000
 LARGEST_FACTS = 10_000_000

@@ -6,6 +6,7 @@ saved position has happened: its finished epochs and passes give nothing, and th
 
 from __future__ import annotations
 
+import bisect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,14 +34,15 @@ class Passes:
         self._is_open = False  # a pass is under way
         self._outer = -1  # the same number, inner ones not counted
         self._is_inner = False  # the pass under way, or the last one
-        self._at_epoch = (0, 0)  # passes that were over when the epoch under way began; inner ones not counted
+        # Passes that were over when the epoch under way began, or the last loop over them ended; without inner ones.
+        self._at_epoch = (0, 0)
         self._is_idle = False  # the pass under way has given nothing since then
         self._resumed = (0, 0)
         self._resumed_outer = 0  # outer passes that were over
         self._resumed_order = ""
         self._awaits_inner = False  # an inner one was under way
-        self.has_led = False  # a loop went through this source: it did not only follow one through another
         self._has_outer_led = self._has_resumed_outer_led = False  # in the last outer pass
+        self._leads = Switches()  # in outer passes that are over
 
     def begin(self, *, is_inner: bool = False) -> int | None:
         """Another pass: the number of its first batch, or None when the whole pass is over already."""
@@ -56,6 +58,7 @@ class Passes:
         is_awaited = self.number < passes and self._is_inner == self._awaits_inner
         if is_awaited and (self._is_inner or self._outer == self._resumed_outer):
             self.number, self._given = passes, batches
+            self._has_outer_led = self._has_resumed_outer_led
         else:
             self.number = max(self.number, passes - 1 + self._awaits_inner) + 1
         self._awaits_inner = False
@@ -68,11 +71,17 @@ class Passes:
 
     def lead(self) -> None:
         """The loop goes through this pass."""
-        self.has_led = True
         self._has_outer_led = self._has_outer_led or not self._is_inner
+
+    @property
+    def has_led(self) -> bool:
+        """Whether a loop went through the pass that has ended last: it did not only follow one through another."""
+        return not self._is_inner and self._leads.at(self._outer)
 
     def end(self) -> None:
         self._is_open = False
+        if not self._is_inner:
+            self._leads.add(self._outer, self._has_outer_led)
         if self._is_idle:  # it was over before the epoch began, and its iterator is found out only now to be left
             self.begin_epoch()
 
@@ -112,28 +121,57 @@ class Passes:
         if not self._is_open:  # else it began before the loop over epochs, and goes on
             self.number, self._outer = (passes - 1 for passes in self._at_epoch)
 
-    def leave_out_resumed(self) -> None:
-        """The script has left out all that was saved: the next pass is the next one."""
-        self.number, self._outer, self._awaits_inner = self.position[0] - 1, self._outer_over - 1, False
+    @property
+    def is_at_epoch(self) -> bool:
+        """Nothing was given since the epoch began, or the last loop over epochs ended."""
+        return self._is_idle if self._is_open else self.position == (self._at_epoch[0], 0)
 
     def capture(self) -> dict[str, Any]:
         (passes, batches, is_open), order = self.where, self.order if self._is_open else ""
         where = {"passes": passes, "batches": batches, "is_open": is_open}
         is_inner = self._is_inner if self._is_open else self._awaits_inner
         outer = {"outer": self._outer_over, "outer_at_epoch": self._at_epoch[1], "outer_led": self._has_outer_led}
-        outer |= {"is_inner": is_inner}
-        return where | outer | {"at_epoch": self._at_epoch[0], "order": order, "has_led": self.has_led}
+        outer |= {"is_inner": is_inner, "is_at_epoch": self.is_at_epoch}
+        return where | outer | {"at_epoch": self._at_epoch[0], "order": order, "leads": self._leads.capture()}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a saved position; where this is it already, nothing changes."""
         position = int(state["passes"]), int(state["batches"])
-        self.has_led = self.has_led or bool(state.get("has_led", True))
         if position != self.position:
             self._resumed, self._resumed_order = position, str(state["order"])
             self._resumed_outer = int(state.get("outer", position[0]))
             self._has_outer_led = self._has_resumed_outer_led = bool(state.get("outer_led", True))
             self._at_epoch = int(state["at_epoch"]), int(state.get("outer_at_epoch", state["at_epoch"]))
             self._awaits_inner = bool(state.get("is_open", True) and state.get("is_inner", False))
+            self._leads.restore(state.get("leads", [[0, 1]]))
+
+
+class Switches:
+    """A flag for each of many numbers, in few of which it changes.
+
+    >>> leads = Switches()
+    >>> for number in range(9):
+    ...     leads.add(number, number in (3, 4))
+    >>> leads.capture(), leads.at(2), leads.at(4), leads.at(8)
+    ([[0, 0], [3, 1], [5, 0]], False, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._changes: list[list[int]] = []  # from which number on, to what
+
+    def add(self, number: int, flag: bool) -> None:
+        if not self._changes or (number > self._changes[-1][0] and flag != bool(self._changes[-1][1])):
+            self._changes.append([number, int(flag)])
+
+    def at(self, number: int) -> bool:
+        before = bisect.bisect_right(self._changes, [number, 1])
+        return bool(before and self._changes[before - 1][1])
+
+    def capture(self) -> list[list[int]]:
+        return [list(change) for change in self._changes]
+
+    def restore(self, changes: list[list[int]]) -> None:
+        self._changes = [[int(number), int(flag)] for number, flag in changes]
 
 
 KEPT = (
@@ -141,6 +179,14 @@ KEPT = (
     " variable, a run that is resumed later may draw other numbers between them; write strategy.epochs(n) into the line"
     " with `for`, or `del` the variable behind the loop"
 )
+
+
+def walked_again() -> CheckpointError:
+    return CheckpointError(
+        "A second loop goes on with what strategy.epochs gave to the first one.",
+        why="a run that is resumed could not tell in which of them it was.",
+        do="write strategy.epochs(n) into the line with `for`, once for each loop.",
+    )
 
 
 class Epochs:
@@ -153,17 +199,21 @@ class Epochs:
         self,
         enter: Callable[[], None] = lambda: None,
         begin: Callable[[bool], None] = lambda is_resumed: None,
-        leave_out: Callable[[bool], None] = lambda goes_on: None,
+        leave_out: Callable[[bool], bool] = lambda goes_on: True,
         end: Callable[[], None] = lambda: None,
         leave: Callable[[], None] = lambda: None,
         come_by_finished: Callable[[], None] = lambda: None,
+        walk_again: Callable[[], None] = lambda: None,
     ) -> None:
         self._enter = enter  # before a loop begins
         self._begin = begin  # of an epoch: told whether it is the one that was under way in the saved state
-        self._leave_out = leave_out  # a loop was over in the saved state: told whether it goes on with more epochs
+        # The last loop was over in the saved state: told whether it goes on with more epochs; says whether it was saved
+        # there, and not after more passes.
+        self._leave_out = leave_out
         self._end = end  # of a loop
         self._leave = leave  # the script has left a loop by `break` or `return`
-        self._come_by_finished = come_by_finished  # a loop was over in the saved state
+        self._come_by_finished = come_by_finished  # a loop was over in the saved state, and not the last one
+        self._walk_again = walk_again  # another loop begins over what is left of a loop's epochs
         self.num_calls = 0
         self._position = self._resumed = (0, 0)
         self._is_over = self._was_over = False  # the last loop, here and in the saved state
@@ -177,6 +227,9 @@ class Epochs:
 
     def walk(self, num_epochs: int) -> Iterator[int]:
         """The epochs of one loop, from where the run is."""
+        return _Walk(self._list(num_epochs), self._walk_again)
+
+    def _list(self, num_epochs: int) -> Iterator[int]:
         self._enter()
         self.num_calls += 1
         self.is_inside = False
@@ -186,9 +239,10 @@ class Epochs:
             self._come_by_finished()
             return
         is_saved, this = self.num_calls == call, self.num_calls
-        if is_saved and self._was_over:
-            self._come_by_finished()
-            self._leave_out(epoch < num_epochs)
+        if is_saved and self._was_over and not self._leave_out(epoch < num_epochs):
+            if epoch < num_epochs:
+                raise self._other_length(epoch, num_epochs)
+            return
         self._is_over, self.is_inside = False, True
         for number in range(epoch if is_saved else 0, num_epochs):
             self._position = self.num_calls, number
@@ -211,12 +265,7 @@ class Epochs:
         if self.num_calls < call:
             length = self._lengths.get(self.num_calls, num_epochs)
             if num_epochs != length:
-                raise CheckpointError(
-                    f"Loop {self.num_calls} over strategy.epochs had {length} epochs when this run was saved, and is"
-                    f" asked for {num_epochs} now.",
-                    why="training went on after it, from the weights that it had ended with.",
-                    do=f"ask for {length} epochs there, or begin a new run in another directory.",
-                )
+                raise self._other_length(length, num_epochs)
         elif self.num_calls == call and num_epochs < (begun := epoch if self._was_over else epoch + 1):
             state = "is over" if self._was_over else "is under way"
             raise CheckpointError(
@@ -224,6 +273,14 @@ class Epochs:
                 why="the weights of an earlier epoch are not there any more.",
                 do=f"ask for {begun} epochs or more, or begin a new run in another directory.",
             )
+
+    def _other_length(self, length: int, num_epochs: int) -> CheckpointError:
+        return CheckpointError(
+            f"Loop {self.num_calls} over strategy.epochs had {length} epochs when this run was saved, and is"
+            f" asked for {num_epochs} now.",
+            why="training went on after it, from the weights that it had ended with.",
+            do=f"ask for {length} epochs there, or begin a new run in another directory.",
+        )
 
     def capture(self) -> dict[str, Any]:
         call, epoch = self._position
@@ -236,6 +293,31 @@ class Epochs:
             self._position = self._resumed = position
             self._is_over = self._was_over = bool(state.get("is_over", False))
         self._lengths |= {int(number): int(length) for number, length in state.get("lengths", {}).items()}
+
+
+class _Walk(Iterator[int]):
+    """The epochs of one loop, as they come. A second loop over the rest of them is told of.
+
+    >>> epochs = Epochs(walk_again=lambda: print("again")).walk(3)
+    >>> for epoch in epochs:
+    ...     break
+    >>> list(epochs)
+    again
+    [1, 2]
+    """
+
+    def __init__(self, epochs: Iterator[int], walk_again: Callable[[], None]) -> None:
+        self._epochs, self._walk_again = epochs, walk_again
+        self._has_begun = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self._has_begun:
+            self._walk_again()
+        return self
+
+    def __next__(self) -> int:
+        self._has_begun = True
+        return next(self._epochs)
 
 
 class Saves:

@@ -45,10 +45,10 @@ class Capture:
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
         self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
-        self._num_saved = 0  # the same, in the state that was restored
+        self._is_at_end_of_epochs = False  # the state that was restored, if its last loop over epochs was over
         self._positions: dict[int, dict[str, Any]] = {}  # of datasets that are still to be distributed
         self._numbers: list[int] = []  # of `sources`
-        self._epoch_start: dict[str, Any] = {"datasets": 0, "generators": None}
+        self._epoch_start: dict[str, Any] = {"datasets": 0, "generators": None}  # or the end of the last loop over them
         self._arrive: Callable[[], None] | None = None
 
     @property
@@ -84,6 +84,9 @@ class Capture:
         if not self.saves.is_awaited:
             self.arrive()
         self.saves.begin_epoch()
+        for source in self.sources:
+            source.passes.begin_epoch()
+        self._epoch_start = {"datasets": self._num_added, "generators": None}
 
     @property
     def is_repeating(self) -> bool:
@@ -99,13 +102,16 @@ class Capture:
             self.arrive()
         return not self.is_led
 
-    def leave_out(self, goes_on: bool) -> None:
-        """The script has left out all that was saved, and is where it was saved, or comes to it after this loop."""
-        if goes_on or not self.saves.is_awaited:
+    def leave_out(self, goes_on: bool) -> bool:
+        """The script has left out the last loop over epochs. Says whether the run was saved there, and not later."""
+        is_here = self._is_at_end_of_epochs
+        if is_here and (goes_on or not self.saves.is_awaited):
             self.arrive()
-        self._num_added = max(self._num_added, self._num_saved)
+        self.saves.begin_epoch()
+        self._num_added = max(self._num_added, int(self._epoch_start["datasets"]))
         for source in self.sources:
-            source.passes.leave_out_resumed()
+            source.passes.begin_resumed_epoch()
+        return is_here
 
     # What newcomers are told before they are given the rest.
 
@@ -156,7 +162,6 @@ class Capture:
             "epochs": self.epochs.capture(),
             "epoch_start": self._epoch_start,
             "datasets": sorted(positions),
-            "num_datasets": self._num_added,
             "position": [positions[number] for number in sorted(positions)],
             "generators": capture_generators(),
             "save": self.saves.last,
@@ -190,7 +195,8 @@ class Capture:
     def _restore_position(self, state: dict[str, Any]) -> None:
         here = {n: source.passes.where for n, source in zip(self._numbers, self.sources, strict=True)}
         self.epochs.resume(state["epochs"])
-        self._epoch_start, self._num_saved = state["epoch_start"], state["num_datasets"]
+        self._epoch_start = state["epoch_start"]
+        self._is_at_end_of_epochs = all(position["is_at_epoch"] for position in state["position"])
         positions = dict(zip(state["datasets"], state["position"], strict=True))
         for number, source in zip(self._numbers, self.sources, strict=True):
             if number in positions:
@@ -210,6 +216,7 @@ class Capture:
         if not self.saves.is_awaited and (saved == here or not any(map(any, saved.values()))):
             arrive()  # it is here, or nothing has happened before it
         else:
+            self._also.begin_at_top()
             self._arrive = arrive
 
     def arrive(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duoka.collectives.joining import Joining
-from duoka.data.position import KEPT, Epochs
+from duoka.data.position import KEPT, Epochs, walked_again
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.tensorflow.capture import Capture
@@ -44,6 +44,7 @@ class Course:
             self._end_epochs,
             self._end_stretch,
             self._come_by_finished,
+            self._walk_again,
         )
         self._capture = Capture(progress, checks, agreed, self.epochs, trained, tell, borders.also)
         self._trail = self._capture.trail
@@ -133,15 +134,21 @@ class Course:
         self._capture.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
 
-    def _leave_out(self, goes_on: bool) -> None:
-        self._capture.leave_out(goes_on)
+    def _leave_out(self, goes_on: bool) -> bool:
+        self._end_stretch()
+        self._newcomers.come_by_finished(is_last=True)
+        return self._capture.leave_out(goes_on)
+
+    def _walk_again(self) -> None:
+        if self._borders.is_state_wanted:
+            raise walked_again()
 
     def _end_stretch(self) -> None:
         self._trail.end_epochs(self.epochs.num_calls)
 
     def _come_by_finished(self) -> None:
         self._end_stretch()
-        self._newcomers.come_by_finished()
+        self._newcomers.come_by_finished(is_last=False)
 
     def _end_epochs(self) -> None:
         self._end_step()

@@ -67,6 +67,10 @@ class Newcomers:
         facts = joining.jump_to_last(self._name_of_epochs(epochs.num_calls + 1))
         if facts is not None and facts.get("is_over"):
             epochs.resume({"call": epochs.num_calls + 2, "epoch": 0})
+            if "positions" in facts:
+                self._capture.resume_epoch(facts["start"], facts["positions"])
+                for source in self._capture.sources:
+                    source.passes.begin_resumed_epoch()
             restore_generators(from_plain(facts["generators"]))
             self._count(facts)
         elif facts is not None:
@@ -84,12 +88,16 @@ class Newcomers:
         elif not is_resumed:
             self._count(joining.take_mark(name))
 
-    def come_by_finished(self) -> None:
-        """A run that is resumed leaves out a loop, and so do those who come to it."""
+    def come_by_finished(self, *, is_last: bool) -> None:
+        """A run that is resumed leaves out a loop, and so do those who come to it.
+
+        How many passes were over at its end is known of the last one; others are followed by it.
+        """
         joining = self._joining
         if joining is not None and not joining.is_newcomer and not self._is_led:
             name = self._name_of_epochs(self._capture.epochs.num_calls)
-            joining.mark(name, {"is_over": True, "generators": as_plain(capture_generators())} | self._counts())
+            facts = {"is_over": True, "generators": as_plain(capture_generators())} | self._counts()
+            joining.mark(name, facts | (self._capture.describe_epoch() if is_last else {}))
 
     @staticmethod
     def _name_of_epochs(call: int) -> str:

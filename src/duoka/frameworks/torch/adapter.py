@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from duoka.collectives.arrays import as_array
 from duoka.collectives.collective import Collective
-from duoka.data.position import KEPT, Epochs
+from duoka.data.position import KEPT, Epochs, walked_again
 from duoka.data.trail import Place, Trail
 from duoka.devices.device import Device
 from duoka.errors import MismatchError
@@ -101,6 +101,7 @@ class TorchAdapter:
             self._end_epochs,
             self._end_stretch,
             self._come_by_finished,
+            self._walk_again,
         )
         self._capture = Capture(
             self._parts,
@@ -111,7 +112,7 @@ class TorchAdapter:
             self.gradients.refresh,
             self.tell_once,
             self._trail,
-            self.options.borders.also.arrive,
+            self.options.borders.also,
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
         if self.loop.is_managed:
@@ -325,15 +326,21 @@ class TorchAdapter:
     def begin_epoch_of_others(self, generators: Any) -> None:
         self._capture.begin_epoch_of_others(generators)
 
-    def _leave_out(self, goes_on: bool) -> None:
-        self._capture.leave_out(goes_on)
+    def _leave_out(self, goes_on: bool) -> bool:
+        self._end_stretch()
+        self._newcomers.come_by_finished(is_last=True)
+        return self._capture.leave_out(goes_on)
+
+    def _walk_again(self) -> None:
+        if self.options.borders.is_state_wanted:
+            raise walked_again()
 
     def _end_stretch(self) -> None:
         self._trail.end_epochs(self.epochs.num_calls)
 
     def _come_by_finished(self) -> None:
         self._end_stretch()
-        self._newcomers.come_by_finished()
+        self._newcomers.come_by_finished(is_last=False)
 
     def _end_epochs(self) -> None:
         self._capture.end_epochs()

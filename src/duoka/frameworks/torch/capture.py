@@ -22,6 +22,7 @@ from duoka.frameworks.torch.given import Given, describe, list_changes
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
+from duoka.strategies.also import Also
 
 FRAMEWORK = "torch"
 _OBJECTS = ("optimizers", "schedulers", "scalers")  # what has a state_dict of its own
@@ -79,7 +80,7 @@ class Capture:
         refresh: Callable[[], None],
         tell: Callable[[str], None],
         trail: Trail,
-        at_arrival: Callable[[], None] = lambda: None,
+        also: Also,
     ) -> None:
         self._parts = parts
         self._loop = loop
@@ -89,12 +90,12 @@ class Capture:
         self._refresh = refresh  # buffers have got other values
         self._tell = tell
         self._trail = trail
-        self._at_arrival = at_arrival  # the script has come to the place of the state that was restored
+        self._also = also
         self.saves = Saves(tell)
         self._numbers: list[int] = []  # of the loaders that are prepared
         self._num_added = 0  # loaders that the script has prepared, those of epochs that are left out included
-        self._at_epoch = 0  # the same, when the epoch under way began
-        self._num_saved = 0  # the same, in the state that was restored
+        self._at_epoch = 0  # the same, when the epoch under way began, or the last loop over epochs ended
+        self._is_at_end_of_epochs = False  # the state that was restored, if its last loop over epochs was over
         self._positions: dict[int, dict[str, Any]] = {}  # of loaders that are still to be prepared
         self._at_loop: dict[str, Any] | None = None  # generators, when the loop over epochs began
         self._at_epoch_start: dict[str, Any] | None = None  # the same, when its epoch under way did
@@ -103,6 +104,7 @@ class Capture:
         parts, loop = self._parts, self._loop
         if loop.body is not None:
             raise refusal("a loop was left while its iterator is kept, so that its last batch is still under way")
+        self._name_strangers()
         positions = self._capture_positions()
         state: dict[str, Any] = {name: [thing.state_dict() for thing in getattr(parts, name)] for name in _OBJECTS}
         return state | {
@@ -110,6 +112,7 @@ class Capture:
             "given": parts.given,
             "tensors": dict(parts.named_tensors()),
             "frozen": [name for name, p in parts.named_parameters().items() if not p.requires_grad],
+            "evaluating": [name for name, module in parts.named_modules() if not module.training],
             "extra": {name: module.get_extra_state() for name, module in parts.named_modules() if _has_extra(module)},
             "gradients": self._capture_gradients(),
             "accumulation": self._gradients.accumulation.capture(parts.named_parameters()),
@@ -120,7 +123,7 @@ class Capture:
             "last_calls": list(self._gradients.last_calls),
             "epoch": self._epochs.epoch or max((loader.passes.position[0] for loader in parts.loaders), default=0),
             "epochs": self._epochs.capture(),
-            "loaders": {"numbers": sorted(positions), "added": self._num_added, "at_epoch": self._at_epoch},
+            "loaders": {"numbers": sorted(positions), "at_epoch": self._at_epoch},
             "position": [positions[number] for number in sorted(positions)],
             "evaluations": self._evaluation.capture(),
             "recollections": self._evaluation.recollections.capture(),
@@ -158,6 +161,7 @@ class Capture:
     def restore(self, state: dict[str, Any]) -> None:
         """All of it is checked before anything is changed."""
         self._check(state)
+        self._name_strangers()
         self._name_changes(state["given"])
         is_here = self._restore_position(state)
         self._evaluation.recollections.restore(state["recollections"])
@@ -167,6 +171,7 @@ class Capture:
         if is_here:
             self._arrive(state)
         else:
+            self._also.begin_at_top()
             self._loop.replay_until(lambda: self._put_again(state))
 
     def _put_again(self, state: dict[str, Any]) -> None:
@@ -176,7 +181,9 @@ class Capture:
         self._arrive(state)
 
     def _arrive(self, state: dict[str, Any]) -> None:
-        self._at_arrival()
+        self._also.arrive()
+        for name, module in self._parts.named_modules():
+            module.training = name not in state["evaluating"]
         self._evaluation.restore(state["evaluations"])
         self._evaluation.recollections.arrive(state["recollections"])
         self._trail.arrive(state["trail"])
@@ -215,7 +222,8 @@ class Capture:
             if number in positions:
                 loader.passes.resume(positions[number])
         self._positions = {n: position for n, position in positions.items() if n not in here}
-        self._at_epoch, self._num_saved = state["loaders"]["at_epoch"], state["loaders"]["added"]
+        self._at_epoch = state["loaders"]["at_epoch"]
+        self._is_at_end_of_epochs = all(position["is_at_epoch"] for position in state["position"])
         self.saves.resume(state["save"])
         saved = {n: (each["passes"], each["batches"], each["is_open"]) for n, each in positions.items()}
         return not self.saves.is_awaited and (saved == here or not any(map(any, saved.values())))
@@ -277,14 +285,20 @@ class Capture:
         if not self.saves.is_awaited:
             self._loop.arrive()
         self.saves.begin_epoch()
-
-    def leave_out(self, goes_on: bool) -> None:
-        """The script has left out all that was saved, and is where it was saved, or comes to it after this loop."""
-        if goes_on or not self.saves.is_awaited:
-            self._loop.arrive()
-        self._num_added = max(self._num_added, self._num_saved)
+        self._at_epoch = self._num_added
         for loader in self._parts.loaders:
-            loader.passes.leave_out_resumed()
+            loader.passes.begin_epoch()
+
+    def leave_out(self, goes_on: bool) -> bool:
+        """The script has left out the last loop over epochs. Says whether the run was saved there, and not later."""
+        is_here = self._is_at_end_of_epochs
+        if is_here and (goes_on or not self.saves.is_awaited):
+            self._loop.arrive()
+        self.saves.begin_epoch()
+        self._num_added = max(self._num_added, self._at_epoch)
+        for loader in self._parts.loaders:
+            loader.passes.begin_resumed_epoch()
+        return is_here
 
     def _check(self, state: dict[str, Any]) -> None:
         if state.get("framework") != FRAMEWORK:
@@ -304,6 +318,16 @@ class Capture:
                 _compare_classes(f"{kind.removesuffix('s')} {number}", *(each["class"] for each in pair))
         for number, (optimizer, saved) in enumerate(zip(self._parts.optimizers, state["optimizers"], strict=True), 1):
             _compare_groups(number, optimizer, saved)
+
+    def _name_strangers(self) -> None:
+        """Schedulers leave the first rates with an optimizer. Those that were not prepared are not in checkpoints."""
+        scheduled = [id(scheduler.optimizer) for scheduler in self._parts.schedulers]
+        for number, optimizer in enumerate(self._parts.optimizers, 1):
+            if id(optimizer) not in scheduled and any("initial_lr" in group for group in optimizer.param_groups):
+                self._tell(
+                    f"optimizer {number} has a scheduler that was not given to strategy.prepare: its state is neither"
+                    " saved nor handed to a worker that comes back, and learning rates will be others then; prepare it"
+                )
 
     def _name_changes(self, saved: dict[str, list[Given]]) -> None:
         given = self._parts.given

@@ -170,12 +170,8 @@ class Evaluation:
             metrics, flat = _Reduction(
                 self._collective, f"evaluate {self._num_evaluations}, {blocks.order}", compute
             ).run()
-        if is_after_training and self._loop.is_replaying:
-            if (drawn := self.recollections.find_generators()) is not None:
-                restore_generators(drawn)
-        elif is_after_training:
-            draws = self._collective.num_replicas == 1  # else it leaves no trace
-            self.recollections.keep(Outcome(metrics, flat), capture_generators() if draws else None)
+        if is_after_training and not self._loop.is_replaying:
+            self.recollections.keep(Outcome(metrics, flat))
         if self._loop.body is None:
             self._collective.end_step()  # within a body the border comes with the end of the batch
         if metrics is None:
@@ -196,10 +192,20 @@ class Evaluation:
 
     def _add_up(self, function: Function, blocks: Blocks, replicas: Sequence[int]) -> dict[int, Totals]:
         totals = {replica: Totals() for replica in replicas}
-        with self._under_way():
+        with self._under_way() if self._collective.num_replicas > 1 else _leaving_no_trace():
             for replica, batch in blocks.read(replicas, -self._num_evaluations, self._begin_replica):
                 totals[replica].add(function(self._to_device(batch)))
         return totals
+
+
+@contextmanager
+def _leaving_no_trace() -> Iterator[None]:
+    """With one replica, too: a script that is resumed does not compute it again, and draws no numbers for it."""
+    state = capture_generators()
+    try:
+        yield
+    finally:
+        restore_generators(state)
 
 
 def _recall(known: Outcome, replicas: Sequence[int]) -> dict[int, Totals]:

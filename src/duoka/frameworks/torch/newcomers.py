@@ -84,6 +84,9 @@ class Newcomers:
         facts = joining.jump_to_last(self._name_of_epochs(self._epochs.num_calls + 1))
         if facts is not None and facts.get("is_over"):
             self._epochs.resume({"call": self._epochs.num_calls + 2, "epoch": 0})
+            for loader, passes in zip(self._loaders, facts["loaders"], strict=False):
+                loader.passes.resume(passes)
+                loader.passes.begin_resumed_epoch()
             restore_generators(from_plain(facts["generators"]))
             self._count(facts)
         elif facts is not None:
@@ -108,14 +111,18 @@ class Newcomers:
             self._adapter.begin_epoch_of_others(facts["generators"])
             self._count(facts)
 
-    def come_by_finished(self) -> None:
-        """A run that is resumed leaves out a loop, and so do those who come to it."""
+    def come_by_finished(self, *, is_last: bool) -> None:
+        """A run that is resumed leaves out a loop, and so do those who come to it.
+
+        How many passes were over at its end is known of the last one; others are followed by it.
+        """
         joining = self._joining
         if joining is not None and not joining.is_newcomer and not self._is_led:
             generators = as_plain(capture_generators())
+            loaders = [loader.passes.capture() for loader in self._loaders] if is_last else []
             joining.mark(
                 self._name_of_epochs(self._epochs.num_calls),
-                {"is_over": True, "generators": generators} | self._counts(),
+                {"is_over": True, "generators": generators, "loaders": loaders} | self._counts(),
             )
 
     @staticmethod

@@ -25,7 +25,6 @@ class Recollections:
         self._outcomes: dict[str, Outcome] = {}
         self._num_numbers = 0  # in all of them
         self._place, self._number = "", 0  # of the last one
-        self._drawn: tuple[str, Any] = ("", None)  # the last one, and generators after it, if it draws from them
 
     def come_by(self, place: str) -> Outcome | None:
         """Another one begins: what came of it in the run that was saved."""
@@ -37,19 +36,15 @@ class Recollections:
     def _key(self) -> str:
         return f"{self._place} {self._number}"
 
-    def find_generators(self) -> Any:
-        """After the one that was come by last, if it was the last one of the run."""
-        key, state = self._drawn
-        return state if key == self._key else None
-
-    def keep(self, outcome: Outcome, generators: Any) -> None:
-        self._drawn = self._key, generators
+    def keep(self, outcome: Outcome) -> None:
         if self._num_numbers + len(outcome.totals) <= _MOST_NUMBERS:
             self._outcomes[self._key] = outcome
             self._num_numbers += len(outcome.totals)
 
     def forget(self, stretch: str) -> None:
-        """No script comes by these places again."""
+        """No script comes by these places again, but by others with their names."""
+        if self._place.startswith(f"{stretch} "):
+            self._place = ""
         self._outcomes = {key: each for key, each in self._outcomes.items() if not key.startswith(f"{stretch} ")}
         self._count()
 
@@ -65,12 +60,11 @@ class Recollections:
             "which": np.array([numbers[each.metrics] for each in outcomes], np.int64),
             "totals": np.concatenate([np.empty(0), *(each.totals for each in outcomes)]),
             "last": [self._place, self._number],
-            "drawn": list(self._drawn),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """For a script that is led to this state."""
-        self._outcomes, self._drawn = {}, tuple(state["drawn"])
+        self._outcomes = {}
         start = 0
         known = [None if text is None else Metrics.decode(text.encode()) for text in state["metrics"]]
         for key, which in zip(state["keys"], state["which"].tolist(), strict=True):
