@@ -114,7 +114,7 @@ LOOPS = """
 import hashlib, os, sys, time
 import duoka
 
-stop_at, kill_at = int(sys.argv[1]), int(sys.argv[2])
+stop_at, kill_at, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 strategy = duoka.Mirrored(devices=2, replicas=2)
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -145,23 +145,24 @@ def train(scale):
 for _ in strategy.epochs(2):
     train(1 + float(torch.rand(1)))
 scale = strategy.evaluate(measure, loader) + float(torch.rand(1))
-for _ in strategy.epochs(40):
+for _ in strategy.epochs(40) if kind == "epochs" else range(20):
     train(scale)
 strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest(), flush=True)
 """
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_lost_in_a_resumed_run_comes_back_past_a_finished_loop(tmp_path):
-    calm = run_loops(tmp_path / "calm", -1, -1, 0).out
-    run_loops(tmp_path / "again", 40, -1, 9)
-    ended = run_loops(tmp_path / "again", -1, 60, 0)
+@pytest.mark.parametrize("kind", ["epochs", "range"])
+def test_a_worker_that_is_lost_in_a_resumed_run_comes_back_past_a_finished_loop(kind, tmp_path):
+    calm = run_loops(tmp_path / "calm", -1, -1, kind, 0).out
+    run_loops(tmp_path / "again", 40, -1, kind, 9)
+    ended = run_loops(tmp_path / "again", -1, 60, kind, 0)
     assert ended.out == calm and "hash" in calm
     assert "was ended by SIGKILL" in ended.err and "worker 1 (cpu:0/v1) has joined at step" in ended.err, ended.err
 
 
-def run_loops(place: Path, stop_at: int, kill_at: int, code: int) -> Ended:
+def run_loops(place: Path, stop_at: int, kill_at: int, kind: str, code: int) -> Ended:
     place.mkdir(exist_ok=True)
-    ended = Run(place, [*PYTHON, str(write(place, LOOPS)), str(stop_at), str(kill_at)]).finish(90, LEAVES)
+    ended = Run(place, [*PYTHON, str(write(place, LOOPS)), str(stop_at), str(kill_at), kind]).finish(90, LEAVES)
     assert ended.code == code, ended.err
     return ended

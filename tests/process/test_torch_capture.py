@@ -246,8 +246,53 @@ def deciding_between_epochs(run: Setting) -> None:
             run.step(scale * x[:, order], y)
 
 
+def deciding_at_the_top_of_epochs(run: Setting) -> None:
+    for _ in run.adapter.epochs.walk(3):
+        scale = _measure(run)
+        for x, y in run.loader:
+            run.step(x * scale, y)
+        scale = _measure(run) + random.random()
+        for x, y in run.loader:
+            run.step(x * scale, y)
+
+
+def passes_after_epochs(run: Setting) -> None:
+    for _ in run.adapter.epochs.walk(1):
+        for x, y in run.loader:
+            run.step(x, y)
+    for _ in range(3):
+        scale = _measure(run) + run.adapter.step + float(torch.rand(1))
+        for x, y in run.loader:
+            run.step(x / scale, y)
+
+
+def following_then_leading(run: Setting) -> None:
+    """A loader follows another one, then leads; passes are counted by those that lead."""
+    for _ in range(2):
+        for (x, y), (z,) in zip(run.loader, run.other, strict=True):
+            run.step(x + z / 48, y)
+        run.step_scale = _measure(run) / (1 + run.adapter.step)
+    for _ in range(2):
+        for (z,) in run.other:
+            run.step(z.expand(-1, 12) * run.step_scale, z.expand(-1, 3) / 48)
+        run.step_scale = _measure(run) / (1 + run.adapter.step)
+
+
+def changing_modes(run: Setting) -> None:
+    """Layers that do not train at first, set by hand, once."""
+    run.model[0].requires_grad_(False)
+    run.model[1].eval()
+    for epoch in run.adapter.epochs.walk(4):
+        if epoch == 1:
+            run.model[0].requires_grad_(True)
+            run.model[1].train()
+        for x, y in run.loader:
+            run.step(x, y)
+
+
 SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders]
 SCRIPTS += [changing_between, changing_in_epochs, changing_what_it_holds, deciding, deciding_between_epochs]
+SCRIPTS += [deciding_at_the_top_of_epochs, passes_after_epochs, following_then_leading, changing_modes]
 
 
 def run_from(path, state, script, num_replicas: int, stop_at: int | None = None, **given) -> tuple[str | None, Setting]:
@@ -272,7 +317,8 @@ def run_from(path, state, script, num_replicas: int, stop_at: int | None = None,
 
 # Not tried with one replica, where the batches of loaders walked side by side are counted one by one.
 @pytest.mark.parametrize(
-    ("script", "num_replicas"), [(s, r) for s in SCRIPTS for r in (1, 4) if (s, r) != (two_loaders, 1)]
+    ("script", "num_replicas"),
+    [(s, r) for s in SCRIPTS for r in (1, 4) if r == 4 or s not in (two_loaders, following_then_leading)],
 )
 def test_a_script_that_begins_again_with_a_captured_state_ends_with_the_same_bits(tmp_path, script, num_replicas):
     calm, _ = run_from(tmp_path / "unused", None, script, num_replicas)
@@ -359,7 +405,7 @@ def test_what_the_user_has_named_is_put_back_once_more_where_the_run_goes_on(tmp
     borders.also.restore({"tracker": {"losses": [3.0, 2.0]}})
     run.adapter.restore(load_state(tmp_path / "saved", list_codecs()))
     seen = []
-    assert tracker.losses == [3.0, 2.0]
+    assert tracker.losses == [], "as at the top of the script that was saved"
     for epoch in run.adapter.epochs.walk(2):
         tracker.losses.append(9.0)  # as in the run that was saved
         for x, y in run.loader:
@@ -368,6 +414,33 @@ def test_what_the_user_has_named_is_put_back_once_more_where_the_run_goes_on(tmp
             break
         break
     assert seen == [(1, [3.0, 2.0])] and tracker.losses == [3.0, 2.0]
+
+
+def test_a_second_loop_over_what_is_left_of_the_epochs_is_an_error_with_checkpoints():
+    for is_saved in (False, True):
+        borders = Borders()
+        if is_saved:
+            borders.add(start=lambda adapter: None, border=lambda adapter: None)
+        epochs = Setting(borders, 4).adapter.epochs.walk(4)
+        for epoch in epochs:
+            if epoch == 1:
+                break
+        if is_saved:
+            with pytest.raises(CheckpointError, match=r"A second loop goes on with what strategy\.epochs gave"):
+                list(epochs)
+        else:
+            assert list(epochs) == [2, 3]
+
+
+def test_a_scheduler_that_was_not_prepared_is_named_when_the_run_is_saved(tmp_path, capsys):
+    run = Setting(Borders(), 4)
+    other = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    run.adapter.prepare([other, optimizer])
+    run.adapter.capture()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("duoka: optimizer 2 has a scheduler that was not given to strategy.prepare")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def test_what_a_script_does_again_begins_with_what_it_has_made_and_ends_with_wha
     also, counter, large = Also(), Thing(1), Thing(np.zeros(200_000))
     also.objects |= {"counter": counter, "large": large}
     assert list(also.capture_small()) == ["counter"]
+    assert also.has_larger(4) and not also.has_larger(8), "what is never kept twice is not missed"
     saved = {"counter": {"value": 7}, "large": {"value": np.ones(200_000)}}
     also.restore(saved)
     assert counter.value == 7, "to be seen at once"

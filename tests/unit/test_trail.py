@@ -11,6 +11,7 @@ class Script:
     def __init__(self, saved: dict | None = None) -> None:
         self.step, self.drawn, self.is_led = 0, 0, saved is not None
         self.also: dict[str, list[int]] = {}
+        self.is_whole = True
         self.told: list[str] = []
         self.trail = Trail(self._describe, self._take, lambda: self.drawn, lambda: self.is_led, self.told.append)
         self.seen: list[tuple[str, int, int]] = []
@@ -18,7 +19,7 @@ class Script:
             self.trail.restore(saved)
 
     def _describe(self, largest_bytes: int) -> Place:
-        return Place([self.step], dict(self.also), self.drawn)
+        return Place([self.step], dict(self.also), self.drawn, self.is_whole)
 
     def _take(self, place: Place) -> None:
         (self.step,) = place.counts
@@ -65,8 +66,17 @@ def test_what_is_kept_of_objects_at_the_ends_of_passes_does_not_grow_without_end
     script.also = {"losses": [0] * 500}
     walk_range(script, 1000)
     ends = script.trail.capture()["ends"]["0"]
-    assert ends["counts"].shape == (1000, 2)
+    assert ends["counts"].shape == (1000, 3)
     assert list(ends["also"]) == [str(number) for number in range(1000 - (1 << 17) // 4000, 1000)]
+    again = walk_range(Script(script.trail.capture()), 1000)
+    assert sum("objects in also= of more than 4 KB, or 128 KB of them" in line for line in again.told) == 1000 - 32
+
+
+def test_an_object_that_was_too_large_for_a_place_is_told_of_there():
+    script = Script()
+    script.is_whole = False
+    again = walk_range(Script(walk_range(script, 2).trail.capture()), 2)
+    assert len(again.told) == 2 and all("may be different; loop over strategy.epochs" in line for line in again.told)
 
 
 def walk(script: Script) -> None:

@@ -25,20 +25,21 @@ class Place:
     counts: list[int]  # steps, batches and the like
     also: dict[str, Any]  # states of the user's objects; those left out are as the script has them
     generators: Any  # None: as they are there without it
+    is_whole: bool = True  # no object was left out because it is too large for such a place
 
 
 @dataclass
 class Ends:
     """The ends of the passes in a stretch. There may be thousands: kept is what does not follow from what is before."""
 
-    counts: list[list[int]] = field(default_factory=list)  # and at last whether numbers were drawn in the pass
+    counts: list[list[int]] = field(default_factory=list)  # and whether numbers were drawn, whether `also` is whole
     also: dict[int, dict[str, Any]] = field(default_factory=dict)
     generators: dict[int, Any] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)  # of `also`, in bytes
 
     def add(self, place: Place, number: int, *, has_drawn: bool) -> None:
         del self.counts[number:]
-        self.counts.append([*place.counts, has_drawn])
+        self.counts.append([*place.counts, has_drawn, place.is_whole])
         for kept, value in ((self.also, place.also), (self.generators, place.generators if has_drawn else None)):
             for later in [each for each in kept if each >= number]:
                 del kept[later]
@@ -52,6 +53,7 @@ class Ends:
         while sum(self._sizes.values()) > _MOST_SMALL:
             oldest = min(self.also)
             del self.also[oldest], self._sizes[oldest]
+            self.counts[oldest][-1] = False
 
     def capture(self) -> dict[str, Any]:
         kept = {"also": self.also, "generators": self.generators}
@@ -111,12 +113,18 @@ class Trail:
         self._passes += 1
 
     def _take_end(self, ends: Ends) -> None:
-        *counts, has_drawn = ends.counts[self._passes]
+        *counts, has_drawn, is_whole = ends.counts[self._passes]
         generators = ends.generators.get(self._passes)
         if has_drawn and generators is None:
             self._tell(
                 f"numbers drawn between passes that were more than {_MOST_GENERATORS} before the save are not those of"
                 " the run that is resumed; loop over strategy.epochs, which leaves such passes out"
+            )
+        if not is_whole:
+            self._tell(
+                f"objects in also= of more than {_SMALL >> 10} KB, or {_MOST_SMALL >> 10} KB of them before the save,"
+                " are not as they were after passes that are over: what the script decides by them there may be"
+                " different; loop over strategy.epochs, which leaves such passes out"
             )
         self._take(Place(counts, ends.also.get(self._passes, {}), generators))
 

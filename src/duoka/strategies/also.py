@@ -24,6 +24,11 @@ class Also:
         states = self.capture().items()
         return {name: copy.deepcopy(state) for name, state in states if count_bytes(state) <= largest_bytes}
 
+    def has_larger(self, largest_bytes: int) -> bool:
+        """Whether it left out some that are still small enough to be kept twice elsewhere."""
+        sizes = [count_bytes(state) for state in self.capture().values()]
+        return any(largest_bytes < size <= _LARGEST_BYTES for size in sizes)
+
     def restore(self, states: dict[str, Any]) -> None:
         """For a script that begins at its top. What it changes on its way to where the run is does not count."""
         self._at_top, self._saved = self.capture_small(), states

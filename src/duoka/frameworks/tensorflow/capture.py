@@ -136,7 +136,8 @@ class Capture:
     # Places between loops.
 
     def _describe(self, largest_bytes: int) -> Place:
-        return Place([self.step, self.batch], self._also.capture_small(largest_bytes), capture_generators())
+        also, is_whole = self._also.capture_small(largest_bytes), not self._also.has_larger(largest_bytes)
+        return Place([self.step, self.batch], also, capture_generators(), is_whole)
 
     def _take(self, place: Place) -> None:
         self.count(*place.counts)

@@ -284,7 +284,9 @@ class TorchAdapter:
     def _describe(self, largest_bytes: int) -> Place:
         """What is known of this place between loops, for a script that comes by it again."""
         counts = [self.loop.step, self.loop.batch, *self.evaluation.capture()]
-        return Place(counts, self.options.borders.also.capture_small(largest_bytes), capture_generators())
+        also = self.options.borders.also
+        states, is_whole = also.capture_small(largest_bytes), not also.has_larger(largest_bytes)
+        return Place(counts, states, capture_generators(), is_whole)
 
     def _take(self, place: Place) -> None:
         self.loop.step, self.loop.batch, *evaluations = place.counts
