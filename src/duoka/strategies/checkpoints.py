@@ -254,6 +254,8 @@ class Checkpoints:
                 f"nothing was saved in {self._store.directory}: no loop over a prepared loader, or over"
                 " strategy.distribute_dataset, and no fit in strategy.scope() has begun"
             )
+        elif self.is_ahead and self._also.objects:
+            self._session.say("no loop has begun: objects in also= were as the script had made them, not as saved")
 
     def _check_end(self) -> None:
         if self.resumed_step is not None and self.is_repeating:
