@@ -155,6 +155,14 @@ def accumulating(run: Setting) -> None:
         run.scheduler.step()
 
 
+def accumulating_more_later(run: Setting) -> None:
+    for num_batches in (2, 3):
+        run.adapter.accumulate(num_batches)
+        for _ in range(2):
+            for x, y in run.loader:
+                run.step(x, y)
+
+
 def accumulating_by_hand(run: Setting) -> None:
     for _ in range(3):
         for x, y in run.loader:
@@ -290,7 +298,7 @@ def changing_modes(run: Setting) -> None:
             run.step(x, y)
 
 
-SCRIPTS = [plain, with_epochs, accumulating, accumulating_by_hand, two_loaders]
+SCRIPTS = [plain, with_epochs, accumulating, accumulating_more_later, accumulating_by_hand, two_loaders]
 SCRIPTS += [changing_between, changing_in_epochs, changing_what_it_holds, deciding, deciding_between_epochs]
 SCRIPTS += [deciding_at_the_top_of_epochs, passes_after_epochs, following_then_leading, changing_modes]
 

@@ -256,15 +256,15 @@ class TorchAdapter:
         return None if self.loop.body is None else self.loop.body.rows
 
     def accumulate(self, num_batches: int) -> None:
-        accumulation = self.gradients.accumulation
-        is_resumed = self.loop.is_replaying and num_batches == accumulation.num_batches
-        if self.loop.body is not None or (accumulation.batches_before and not is_resumed):
+        # What a restored state has added up is put back where the script comes to its place; until then it may call
+        # this for loops that are over, with other numbers.
+        is_between = self.loop.is_replaying or not self.gradients.accumulation.batches_before
+        if self.loop.body is not None or not is_between:
             raise MismatchError(
                 "accumulate was called in the middle of a batch, or of an accumulation.",
                 do="call strategy.accumulate(k) before the loop.",
             )
-        if not is_resumed:
-            self.gradients.accumulation = Accumulation(num_batches)
+        self.gradients.accumulation = Accumulation(num_batches)
         if num_batches > 1 and not self.loop.is_managed:
             self._start_managing()
             self._course.rescan()
