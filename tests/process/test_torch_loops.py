@@ -46,6 +46,65 @@ def train(collective, size: str, backwards: int, victim: int = -1, moment: int =
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
+class Fading(nn.Module):
+    """Has a buffer that its forward changes, and its backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.9)
+        return x * self.scale
+
+
+LAYERS = {
+    "trained": lambda: nn.BatchNorm1d(8),
+    "at rest": lambda: nn.BatchNorm1d(8).eval(),
+    "fading": Fading,
+}
+
+
+def train_gan(collective, layer: str) -> list[str]:
+    """Both steps of a batch go through one forward of the maker. What its layer holds after the first one, and all."""
+    adapter = adapter_for(collective)
+    _, _, loader = make(batch_size=13)  # 48 rows: shares are uneven, and weighing rounds
+    maker, judge = nn.Sequential(nn.Linear(5, 8), LAYERS[layer](), nn.Linear(8, 20)), nn.Linear(20, 1)
+    for buffer in maker[1].buffers():
+        buffer.add_(torch.rand(8)) if buffer.shape else None
+    steps = [torch.optim.Adam(model.parameters(), 0.01) for model in (maker, judge)]
+    maker, judge, maker_step, judge_step, loader = adapter.prepare([maker, judge, *steps, loader])
+    held = []
+    for x, z in loader:
+        judge_step.zero_grad()
+        fake = maker(z)
+        (judge(fake.detach()).mean() - judge(x).mean()).backward()
+        judge_step.step()
+        if adapter.stepped:
+            held.append(digest_of(maker[1].buffers()))
+        if layer == "at rest":
+            (before,) = torch.autograd.grad(judge(fake).mean(), maker[0].weight, retain_graph=True)
+            (now,) = torch.autograd.grad(judge(maker(z)).mean(), maker[0].weight)
+            assert torch.equal(before, now)
+        maker_step.zero_grad()
+        (-judge(fake).mean()).backward()
+        maker_step.step()
+    return [*held, digest_of([*maker.state_dict().values(), *judge.state_dict().values()])]
+
+
+def digest_of(tensors) -> str:
+    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_backward_through_a_forward_from_before_the_first_of_two_steps_is_that_of_plain_pytorch(layer):
+    plain, alone = (train_gan(solo(number, available_bytes=lambda: 2**40), layer) for number in (1, 2))
+    assert alone == plain and len(plain) == 5
+    launched = run_workers(2, 2, train_gan, layer)
+    assert launched.outcome.exit_code == 0, launched.outcome
+    assert launched.results[0] == launched.results[1] and len(launched.results[0]) == 5
+
+
 @pytest.mark.parametrize(
     ("size", "backwards"),
     [

@@ -68,7 +68,6 @@ class Course:
         self._newcomers, self.begin_pass = newcomers, newcomers.begin_pass
         self._signature: tuple[Any, ...] = ()
         self._statistics = Statistics([])
-        self._saved_statistics: list[torch.Tensor] = []
         self._calls: tuple[int, list[str]] | None = None  # of the first body of this batch
         self._left: DuokaError | None = None
 
@@ -112,7 +111,7 @@ class Course:
             self._check_single_rows(num_rows)
             self._loop.is_due = self._gradients.accumulation.is_due(is_last)
             self._gradients.begin_batch()
-            self._saved_statistics = self._statistics.save()
+            self._statistics.begin_batch()
 
     def rescan(self) -> None:
         """Layers may have been frozen, unfrozen or added since the last batch."""
@@ -152,7 +151,7 @@ class Course:
         self._contributions.forget_replicas(unit)
         if not is_first:
             self._gradients.begin_later_body()
-            self._statistics.restore(self._saved_statistics)
+            self._statistics.begin_later_body()
         self._statistics.watch_still()
 
     def end_body(self, body: Body) -> None:

@@ -232,6 +232,7 @@ class Gradients:
 
     def end_batch(self) -> None:
         self.take_statistics()
+        self._statistics.end_batch()
         self.accumulation.end_batch(self._loop.is_due)
 
     # From autograd into the slots.
@@ -338,7 +339,7 @@ class Gradients:
             place = self._statistics.still[position]
             value = self._values_of_moved.get(position, place.tensor)  # should replica 0's be lost, that of the heir
             received = FirstWorker(self._collective).give(as_bytes(value).cpu().numpy(), f"of {place.name}")
-            place.put(torch.as_tensor(received).view(value.dtype).view(value.shape))
+            place.put_bytes(torch.as_tensor(received).view(-1))
             self.moving.add((id(place.module), place.name))
 
     # What p.grad shows.
@@ -399,6 +400,7 @@ class Gradients:
         self._bases = [None] * len(self._parameters)
         self._show_sum(self._outside.round, notes.used)
         self._outside.round.take_statistics()
+        self._statistics.end_batch()
         self._collective.end_step()
         self._loop.batch += 1
         self._loop.step += 1

@@ -142,8 +142,7 @@ class Round:
     def take_statistics(self) -> None:
         """Give the model the merged statistics, and replica 0's other buffers."""
         start = self._num_parameters
-        for place, view in zip(self.statistics.merged, self.views[start:], strict=False):
-            place.put(view)
+        self.statistics.put_merged(self.views[start : start + len(self.statistics.merged)])
         if self.statistics.others:
             self.statistics.read_others(self._others)
 

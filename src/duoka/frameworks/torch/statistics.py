@@ -24,6 +24,16 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
+def _goes_back_without(module: nn.Module) -> bool:
+    """Whether a layer's backward needs no running statistics: it normalises with those of the rows it is given.
+
+    Autograd takes note of the running ones all the same, as the forward was given them. PyTorch's own forward changes
+    them unnoticed too, so that a layer may run twice before the backward of its first run. What a layer does in eval
+    mode goes back with the running statistics, and so may a forward that the user has written.
+    """
+    return module.training and type(module).forward is nn.modules.batchnorm._BatchNorm.forward
+
+
 class Place(NamedTuple):
     """A buffer by the module that holds it: layers may put another tensor there."""
 
@@ -43,7 +53,20 @@ class Place(NamedTuple):
         return id(tensor), 0 if tensor is None else tensor._version
 
     def put(self, value: torch.Tensor) -> None:
+        """A backward through what has read the buffer before is refused from here on."""
         self.tensor.copy_(value.view(self.tensor.shape))
+
+    def put_bytes(self, data: torch.Tensor) -> None:
+        """Left alone where nothing changes: a backward that needs it may follow in this body."""
+        own = as_bytes(self.tensor)
+        data = data.to(own.device)
+        if not torch.equal(own, data):
+            # Cloned: a view of another type must begin at a multiple of its size.
+            self.put(data.clone().view(self.tensor.dtype))
+
+    def put_past_autograd(self, value: torch.Tensor) -> None:
+        """For a buffer whose values no backward needs, though its forward was given them."""
+        self.tensor.data.copy_(value.view(self.tensor.shape))
 
 
 class Statistics:
@@ -68,6 +91,8 @@ class Statistics:
                     self.others.append(place)
                 else:
                     self.still.append(place)
+        self._at_start: list[torch.Tensor] = []  # what a batch began with: the merged ones, then the others
+        self._waiting: list[tuple[int, torch.Tensor]] = []  # merged ones that get their values when the batch ends
         self._marks: list[tuple[int, int]] = []
         self._still_values: list[torch.Tensor] = []
 
@@ -87,14 +112,41 @@ class Statistics:
     def other_bytes(self) -> int:
         return sum(place.tensor.numel() * place.tensor.element_size() for place in self.others)
 
-    def save(self) -> list[torch.Tensor]:
-        return [place.tensor.clone() for place in (*self.merged, *self.others)]
+    def begin_batch(self) -> None:
+        self._at_start = [place.tensor.clone() for place in (*self.merged, *self.others)]
 
-    def restore(self, saved: Sequence[torch.Tensor]) -> None:
-        for place, value in zip((*self.merged, *self.others), saved, strict=True):
+    def begin_later_body(self) -> None:
+        """Another replica of the same batch starts from where the first one did."""
+        for place, value in zip((*self.merged, *self.others), self._at_start, strict=True):
             place.put(value)
         for position in self.moved():
             self.still[position].put(self._still_values[position])
+
+    def put_merged(self, values: Sequence[torch.Tensor]) -> None:
+        """Give layers the values of all replicas, in the middle of a body: backwards through its forwards may follow.
+
+        A GAN steps its judge, then goes back through the batch that its maker made before.
+        """
+        self._waiting = []
+        for position, (place, value) in enumerate(zip(self.merged, values, strict=True)):
+            if _goes_back_without(place.module):
+                place.put_past_autograd(value)
+            elif self._is_at_rest(position):
+                # It normalises with these very values, and goes back with them: they are to stay as they are. What all
+                # replicas make of them is the same but for rounding, and can wait.
+                self._waiting.append((position, value))
+            else:
+                place.put(value)
+
+    def _is_at_rest(self, position: int) -> bool:
+        """Whether no forward of this batch has changed it: its layer is in eval mode, or has not run."""
+        return position < len(self._at_start) and torch.equal(self.merged[position].tensor, self._at_start[position])
+
+    def end_batch(self) -> None:
+        for position, value in self._waiting:
+            if self._is_at_rest(position):
+                self.merged[position].put(value)
+        self._waiting = []
 
     def watch_still(self) -> None:
         """A body begins: from here on, whoever changes a buffer that does not travel is noticed."""
@@ -115,8 +167,7 @@ class Statistics:
         start = 0
         for other in self.others:
             nbytes = other.tensor.numel() * other.tensor.element_size()
-            # Cloned: a view of another type must begin at a multiple of its size.
-            other.put(place[start : start + nbytes].clone().view(other.tensor.dtype))
+            other.put_bytes(place[start : start + nbytes])
             start += nbytes
 
     def digest_others(self) -> int:
