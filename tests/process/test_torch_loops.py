@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from duoka.collectives.solo import solo
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.adapter import TorchAdapter
+from duoka.strategies.strategy import Options
 from tests.conftest import die_at, run_workers
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -119,6 +121,31 @@ def test_a_loop_that_loses_a_worker_ends_with_the_bits_of_a_calm_one(size, backw
         assert launched.outcome.lost == [(victim, signal.SIGKILL)], launched.outcome
         assert launched.outcome.exit_code == 0, launched.outcome
         assert set(launched.results.values()) == {calm}, f"{num_workers} workers, moment {moment}"
+
+
+def lose_a_worker_before_two_steps(collective, is_synced: bool) -> None:
+    torch.manual_seed(0)
+    adapter = TorchAdapter(collective, 0, torch.device("cpu"), Options(sync_batchnorm=is_synced))
+    model, optimizer, loader = make()
+    model.append(nn.BatchNorm1d(5))
+    model, optimizer, loader = adapter.prepare([model, optimizer, loader])
+    for x, y in loader:
+        if adapter.step == 2 and collective.worker == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(2):
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_a_loop_that_ends_because_a_worker_was_lost_is_not_called_one_that_the_user_has_left(is_synced, capfd):
+    launched = run_workers(2, 2, lose_a_worker_before_two_steps, is_synced)
+    assert launched.outcome.lost == [(0, signal.SIGKILL)], launched.outcome
+    assert "WorkerLost" in str(launched.outcome)
+    said = "\n".join([*launched.said, *capfd.readouterr()])
+    assert "was ended by SIGKILL" in said
+    assert "left" not in said
 
 
 def leave_out_a_batch(collective) -> str:

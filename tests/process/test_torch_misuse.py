@@ -202,6 +202,23 @@ def test_a_loop_left_in_the_middle_of_a_batch_is_an_error_of_the_next_one(alone,
             pass
 
 
+def test_a_loop_that_an_error_of_ours_has_ended_is_not_called_one_that_the_user_has_left(alone, capsys):
+    model, optimizer, loader = make()
+    model, loader = alone.prepare([model, loader])
+    with pytest.raises(MismatchError, match="was not prepared itself"):
+        for x, y in loader:
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    with pytest.raises(MismatchError, match="given two counts"):
+        for x, y in loader:
+            loss = alone.weigh(loss_of(model, x, y), 3)
+            if not alone.loop.body.replica:
+                loss.backward()
+            else:
+                alone.weigh(loss, 4)
+    assert "left" not in capsys.readouterr().err
+
+
 def test_a_loop_left_after_a_whole_batch_counts_it_and_goes_on(alone):
     model, optimizer, loader = alone.prepare(make())
     for _ in range(2):

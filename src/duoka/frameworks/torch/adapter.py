@@ -211,6 +211,7 @@ class TorchAdapter:
         if any(optimizer is known for known in self._optimizers) or not self.loop.is_managed:
             return
         if self.gradients.holds_any(optimizer):
+            self.loop.is_interrupted = True
             raise MismatchError(
                 f"This {type(optimizer).__name__} steps on a prepared model, and was not prepared itself.",
                 why="it would step once for each replica, on a gradient that is not the whole batch's.",
@@ -351,6 +352,10 @@ class TorchAdapter:
 
     def weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:
         """The loss is a mean over `count` things (tokens), or, with None, a sum: gradients are weighted accordingly."""
+        with self.loop.noting_errors():
+            return self._weigh(loss, count)
+
+    def _weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:
         body = self.loop.body
         if body is None or not self.loop.is_managed:
             return loss

@@ -69,6 +69,7 @@ class Course:
         self._signature: tuple[Any, ...] = ()
         self._statistics = Statistics([])
         self._calls: tuple[int, list[str]] | None = None  # of the first body of this batch
+        self._placement = collective.placement  # when this batch began
         self._left: DuokaError | None = None
 
     def is_evaluating(self) -> bool:
@@ -105,7 +106,7 @@ class Course:
                 " checkpoint with the bits of a run that never stopped: use one loader, or replicas=2"
             )
         self.rescan()
-        self._calls = None
+        self._calls, self._placement = None, self._collective.placement
         if self._loop.is_managed:
             fix_shapes()
             self._check_single_rows(num_rows)
@@ -192,20 +193,27 @@ class Course:
             if self._loop.is_complete or not self._loop.is_managed:
                 self.end_body(body)
                 self.end_batch()
-            elif not self._gradients.is_interrupted and (self._calls is not None or body.backwards):
+            elif self._loop.is_interrupted:
+                pass  # by an error, which says why
+            elif self._calls is not None or body.backwards:
                 self._left = MismatchError(
                     f"At step {self._loop.step} the loop was left in the middle of a batch.",
                     why=f"replica {body.replica} had run, others of this worker had not; the batch was not counted.",
                     do="leave the loop on strategy.step or strategy.enumerate, which count whole batches.",
                 )
-                self.tell_once(str(self._left))
-            elif not self._gradients.is_interrupted and len(self._collective.replicas) > 1:
-                self.tell_once(
+                self._tell_of_leaving(str(self._left))
+            elif len(self._collective.replicas) > 1:
+                self._tell_of_leaving(
                     f"a loop was left after {self._loop.batch} global batches in all; a counter of loop bodies counts"
                     f" each of them {len(self._collective.replicas)} times here, strategy.enumerate once"
                 )
         except DuokaError as error:  # nothing can be raised from here: it is the next loop that hears of it
             self._left = error
+
+    def _tell_of_leaving(self, text: str) -> None:
+        """Not after a loss in this batch: most likely it has raised, in a call of the user's, and nobody left."""
+        if self._collective.placement is self._placement:
+            self.tell_once(text)
 
     def end_loop(self) -> None:
         """The loader is at its end. What the last bodies called is compared here: no gradient follows to carry it."""

@@ -59,7 +59,6 @@ class Gradients:
         self._digest_at_start = 0
         self._depth = 0
         self._merged: Round | None = None  # has the statistics of all replicas, and has not put them into the model
-        self.is_interrupted = False  # by an error, which is on its way to the user
         self.accumulation = Accumulation()
         self.moving: set[Any] = set()  # buffers that some body has changed: they travel
         self.last_calls: list[str] = []  # of the bodies of the last batch
@@ -121,7 +120,8 @@ class Gradients:
             body.loss = _as_number(roots[0]) if roots else 0.0
             body.is_nan = body.is_nan or any(root.numel() == 1 and bool(root.isnan()) for root in roots)
             if body.has_called_step and not self._loop.runs_whole_shares and len(self._collective.replicas) > 1:
-                self._start_over_with_whole_shares(body)
+                with self._loop.noting_errors():
+                    self._start_over_with_whole_shares(body)
             if body.backwards and self._loop.can_be_tried:
                 if self._collective.witnessed and not self._is_any_round_begun():
                     self._start_over(body)  # without the replica that is computed for comparison
@@ -202,16 +202,15 @@ class Gradients:
             # A later backward of this step met a loss, and its replicas run again: this one is done.
             self._show_sum(round, round.used)
         else:
-            self.is_interrupted = True
-            self._deposit(round, body)
-            self._commit(round, body)
-            self.is_interrupted = False
+            with self._loop.noting_errors():
+                self._deposit(round, body)
+                self._commit(round, body)
         body.forget_weight()
 
     def abandon_backward(self) -> None:
         """The backward raised: nothing of it counts."""
         self._depth -= 1
-        self.is_interrupted = True
+        self._loop.is_interrupted = True
         self._loop.is_in_backward = self._depth > 0
         if self._depth == 0 and self._loop.body is not None and not self._loop.body.is_discarded:
             self._put_back(set())

@@ -82,6 +82,7 @@ class Loop:
         self.body: Body | None = None
         self.is_complete = False  # the batch of this body is: p.grad is whole
         self.is_in_backward = False
+        self.is_interrupted = False  # this body is, by an error that is on its way to the user
         self.is_due = True  # with this batch an update is due: not in the middle of an accumulation
         self.first_batch = 0  # of the pass under way: not 0 in a pass that is resumed
         self.updated: dict[int, int] = {}  # the batch in which each optimizer stepped last
@@ -112,9 +113,16 @@ class Loop:
         return self.body is None or not self.is_managed or (self.is_complete and self.is_due)
 
     @contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        """What is raised here ends the loop, and the user has not left it: a loss, workers that differ, a stop."""
+        self.is_interrupted = True
+        yield
+        self.is_interrupted = False
+
+    @contextmanager
     def run_body(self, replicas: tuple[int, ...], rows: int, total_rows: int) -> Iterator[Body]:
         body = Body(replicas, rows, total_rows, outer=self.body)
-        self.body, self.is_complete = body, False
+        self.body, self.is_complete, self.is_interrupted = body, False, False
         try:
             if self.is_managed:
                 with seeded(derive("body", self.seed, self.batch, replicas[0])):

@@ -99,8 +99,9 @@ def prepare_optimizer(optimizer: Any, loop: Loop, title: str, check: Callable[[A
                 why="the gradient of the whole batch is known when backward has ended.",
                 do="call optimizer.step() after backward().",
             )
-        loss = _evaluate_once(optimizer, closure)
-        result = waiting_step(*args, **kwargs)
+        with loop.noting_errors():
+            loss = _evaluate_once(optimizer, closure)
+            result = waiting_step(*args, **kwargs)
         return loss if closure is not None else result
 
     optimizer.step = MethodType(prepared_step, optimizer)  # bound: schedulers made later look for its __func__

@@ -40,7 +40,8 @@ def _ask(batch_norm: Any) -> Any:
         loop = next((loop for loop in _runs if loop.body is not None), None) if training else None
         if loop is None:
             return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        mean, variance, count = _whole_batch(input, loop, _runs[loop])
+        with loop.noting_errors():
+            mean, variance, count = _whole_batch(input, loop, _runs[loop])
         _update(running_mean, running_var, mean, variance, count, momentum)
         out = _Normalise.apply(input, mean, torch.rsqrt(variance + eps), count, loop, _runs[loop])
         shape = _per_channel(input)
