@@ -25,6 +25,22 @@ import numpy as np  # noqa: E402
 from keras import layers  # noqa: E402
 
 
+class Tally:
+    """An object in `also`, which callbacks and the script change."""
+
+    def __init__(self) -> None:
+        self.epochs, self.notes = 0, []
+
+    def state_dict(self):
+        return {"epochs": self.epochs, "notes": self.notes}
+
+    def load_state_dict(self, state):
+        self.epochs, self.notes = state["epochs"], state["notes"]
+
+
+tally = Tally()
+
+
 class Counter(keras.callbacks.Callback):
     """A user's own: it counts, draws, and says how far it is."""
 
@@ -32,8 +48,15 @@ class Counter(keras.callbacks.Callback):
         super().__init__()
         self.name, self.batches, self.drawn, self.notes = name, 0, 0.0, []
 
+    def on_train_begin(self, logs=None):
+        self.began = tally.epochs
+
     def on_epoch_begin(self, epoch, logs=None):
         self.drawn += np.random.rand()
+        tally.epochs += 1
+
+    def on_train_end(self, logs=None):
+        tally.notes.append("end")
 
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
@@ -132,6 +155,7 @@ def main() -> None:
     x, y = np.random.rand(50, 8).astype("float32"), np.random.rand(50, 1).astype("float32")
     with strategy.scope():
         model = make(given.get("width", 16))
+    strategy.also(tally=tally)
     if "directory" in given:
         strategy.checkpoint(given["directory"], every_steps=3)
     seen = [[], []]
@@ -155,6 +179,8 @@ def main() -> None:
         )
         score = model.evaluate(x, y, verbose=0)
         counter, stopping, *_ = callbacks
+        tally.notes.append(f"after {tally.epochs} epochs")
+        seen.append([counter.began, tally.epochs, *tally.notes])
         seen.append([history.history, history.epoch, score, float(np.random.rand())])
         seen.append(
             [counter.batches, counter.drawn, counter.notes, stopping.best, stopping.wait, stopping.stopped_epoch]

@@ -308,9 +308,9 @@ DAMAGE = {
         "how long",
     ),
     "a manifest of a later version": (
-        lambda path: edit_manifest(path, lambda text: text.replace("checkpoint 3", "checkpoint 4")),
+        lambda path: edit_manifest(path, lambda text: text.replace("checkpoint 4", "checkpoint 5")),
         "",
-        'its format is "duoka checkpoint 4"',
+        'its format is "duoka checkpoint 5"',
     ),
     "a pickle": (
         lambda path: (path / "state.safetensors").write_bytes(pickle.dumps(Bomb())),

@@ -18,6 +18,7 @@ import numpy as np
 
 from duoka.checkpoint.tree import describe, rebuild
 from duoka.collectives.joining import Joining, Later, unrecorded
+from duoka.data.sizes import count_bytes
 from duoka.errors import CannotJoin, CheckpointError
 from duoka.frameworks.handing import take
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from duoka.strategies.strategy import Restorable
 
 Record = dict[str, Any]
+_LARGEST_BYTES = 1 << 12  # of an object of the user's, at the end of a fit
 
 
 class Newcomers:
@@ -112,12 +114,21 @@ class Newcomers:
     def end_fit(self, number: int, record: Record) -> None:
         if self._joining is None or self._is_refused or self._joining.is_newcomer:
             return
+        also = {name: state for name, state in record["also"].items() if _is_handed(state)}
         try:
-            facts = _pack(record)
+            facts = _pack(record | {"also": also})
         except CheckpointError as error:
             self.refuse(f"what a callback keeps cannot be handed over ({error.what})")
         else:
             self._joining.mark(_name(number), facts)
+
+
+def _is_handed(state: Any) -> bool:
+    """Of an object of the user's: all marks of a run are kept, and they hold no tensors of frameworks."""
+    try:
+        return state is not None and count_bytes(state) <= _LARGEST_BYTES and bool(_pack(state))
+    except CheckpointError:
+        return False
 
 
 def _name(number: int) -> str:

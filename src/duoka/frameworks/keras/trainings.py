@@ -19,9 +19,11 @@ from duoka.errors import CheckpointError
 from duoka.frameworks.keras.approach import Approach
 from duoka.frameworks.keras.capture import Models, capture_generators, restore_generators
 from duoka.frameworks.keras.data import digest
+from duoka.frameworks.keras.evaluations import Evaluations
 from duoka.frameworks.keras.fit_under_way import Calls, FitUnderWay
 from duoka.frameworks.keras.longer import goes_on
 from duoka.frameworks.keras.newcomers import Newcomers, Record
+from duoka.frameworks.keras.past_fits import LARGEST_BYTES, PastFits, describe_unknown
 from duoka.frameworks.keras.shared_reading import SharedReading
 from duoka.frameworks.keras.source import source_of
 from duoka.frameworks.keras.steps import Progress
@@ -57,9 +59,9 @@ class Trainings:
         self.models = Models()
         self.fit: FitUnderWay | None = None
         self._num_fits, self._calls = 0, Calls()
-        self._over: dict[str, Record] = {}  # what is known of fits that are over, by their numbers, for checkpoints
+        self._past = PastFits()  # for checkpoints
         self._end_state: Record | None = None  # of the last fit, if its end was all that came after its last epoch
-        self._results: dict[str, Any] = {}  # of `evaluate` outside of fit
+        self._evaluations = Evaluations(tell)  # outside of fit
         self._num_evaluations = 0  # since the last call
         self._logs: dict[str, dict[str, Any]] = {}  # of the last train_on_batch, by the number of the model
         self._saved: dict[str, Any] | None = None  # a state that the script is on its way to
@@ -96,7 +98,8 @@ class Trainings:
             "epoch": 0 if self.fit is None else self.fit.epoch,
             "position": [] if self.fit is None else [{"passes": self.fit.epoch, "batches": self.fit.batch}],
             "trainings": self._place
-            | {"over": self._over, "fit": fit, "end": self._end_state, "results": self._results}
+            | {"over": self._past.capture(), "fit": fit, "end": self._end_state}
+            | {"evaluations": self._evaluations.capture()}
             | {"is_border": self._under_way is not None, "save": self._saves.last},
             "digest": None if self._under_way is None or self._batch is None else digest(self._batch),
             "logs": keras.tree.map_structure(_plain, self._logs),
@@ -107,6 +110,8 @@ class Trainings:
     def resume(self, saved: dict[str, Any]) -> None:
         """Lead the script to this state; it may be there already."""
         self._saved = saved
+        self._past.restore(saved["trainings"]["over"])
+        self._evaluations.restore(saved["trainings"]["evaluations"])
         self._saves.resume(saved["trainings"]["save"])
         if self._is_here() and self._under_way is not None:
             model, state = self._under_way
@@ -148,7 +153,6 @@ class Trainings:
         state = self.models.restore(saved["models"], model, state)
         for line in self.models.name_changes(saved["models"]):
             self._tell(line)
-        self._over, self._results = saved["trainings"]["over"], saved["trainings"]["results"]
         self._logs = saved["logs"]
         if self.fit is not None:
             self.fit.arrive(saved["trainings"]["fit"], has_joined=self._has_joined)
@@ -321,6 +325,7 @@ class Trainings:
         if self._saved is None:
             self._borders.at_start(self._adapter)
         self._num_fits += 1
+        self._come_to_begin()
         self.models.add(model)
         is_stream = any(source_of(source).is_stream for source in sources)
         # With steps of its own an epoch of arrays begins where the last one ended.
@@ -336,6 +341,13 @@ class Trainings:
         if fit.record is not None:
             self.newcomers.end_fit(self._num_fits, fit.record)
         return history
+
+    def _come_to_begin(self) -> None:
+        """Of a fit: callbacks may look at objects of the user's when it begins."""
+        if self._saved is not None:
+            self._borders.also.take(self._past.also_at_begin(self._num_fits))
+        elif self._borders.is_state_wanted and not self.newcomers.is_newcomer:
+            self._past.begin(self._num_fits, self._capture_also())
 
     def _name_unsaved(self, model: Any) -> None:
         if self._borders.is_state_wanted and not self.models.knows(model):
@@ -353,7 +365,8 @@ class Trainings:
         if self._borders.is_state_wanted or self.newcomers.are_expected:
             fit.record = fit.end(self._tell_of_callbacks) | self._standing()
         if self._borders.is_state_wanted:
-            self._over[str(self._num_fits)] = fit.record or {}
+            assert fit.record is not None
+            self._past.end(self._num_fits, fit.record)
             if self._end_state is not None and self._end_state["digest"] != self.models.digest():
                 self._end_state = None
             self._borders.at_end(self._adapter)
@@ -379,15 +392,18 @@ class Trainings:
         """The last epoch of a fit is over: what comes now is its end, which a longer one would not have here."""
         if self._borders.is_state_wanted:
             assert self.fit is not None
-            state = {"generators": capture_generators(), "digest": self.models.digest()}
+            state = {"generators": capture_generators(), "digest": self.models.digest(), "also": self._capture_also()}
             self._end_state = self.fit.capture_between(self._tell_of_callbacks) | state
 
     def _go_on(self) -> None:
         """At the beginning of an epoch that a saved fit did not have."""
-        assert self.fit is not None
+        assert self.fit is not None and self._saved is not None
+        also = self._saved["trainings"]["fit"]["also"]
         if not self._is_here(is_between=True):
             self._refuse_end(self.fit)
         self._arrive()
+        # What the end of the shorter one, and the script after it, did to them has not happened.
+        self._borders.also.take({name: state for name, state in also.items() if state is not None})
         self.fit.model.reset_metrics()
 
     def _watch(self, fit: FitUnderWay, train: Callable[[], Any]) -> Any:
@@ -400,33 +416,46 @@ class Trainings:
 
     def _standing(self) -> Record:
         """What else is known at the end of a fit."""
-        return {"generators": capture_generators(), "step": self._progress.step, "bodies": self._progress.batch}
+        counts = {"step": self._progress.step, "bodies": self._progress.batch}
+        return counts | {"generators": capture_generators(), "also": self._capture_also()}
+
+    def _capture_also(self) -> dict[str, Any]:
+        """None for what is too large."""
+        also = self._borders.also
+        return dict.fromkeys(also.objects) | also.capture_small(LARGEST_BYTES)
 
     def _kept(self, model: Any, num_epochs: int) -> tuple[Record | None, Record | None]:
         """What is known of the next fit: if it is over, and if it is the one under way."""
         if self._saved is None:
             return None, None
-        saved, number = self._saved["trainings"], str(self._num_fits)
-        record = saved["over"].get(number)
+        saved, record = self._saved["trainings"], self._past.find(self._num_fits)
         if record is not None and goes_on(record, saved, self._num_fits, num_epochs, model.name):
-            over = {name: each for name, each in saved["over"].items() if name != number}
+            self._past.forget(self._num_fits)
+            record = None
             self._saves.resume(None)
-            saved = saved | {"is_open": True, "fit": saved["end"], "end": None, "over": over}
+            saved = saved | {"is_open": True, "fit": saved["end"], "end": None}
             self._saved = self._saved | {"trainings": saved, "generators": saved["fit"]["generators"], "digest": None}
         is_next = saved["is_open"] and saved["fits"] == self._num_fits
-        return saved["over"].get(number), saved["fit"] if is_next else None
+        return record, saved["fit"] if is_next else None
 
     def _end_again(self, fit: FitUnderWay, record: Record) -> None:
         """It was over in the saved state, or the others have ended it before this worker came."""
         self._calls.count = record["calls"]
         fit.end_again(is_newcomer=self.newcomers.is_newcomer)
+        self._tell_unknown(record, "callbacks")
         if self._saved is not None and self._is_here():
             self._arrive()
             return
+        self._tell_unknown(record, "also", "generators")
         if self._saved is not None:
             self.models.restore_one(self._saved["models"], fit.model)
         self._progress.step, self._progress.batch = record["step"], record["bodies"]
+        self._borders.also.take(record["also"])
         restore_generators(record["generators"])
+
+    def _tell_unknown(self, record: Record, *kinds: str) -> None:
+        for line in describe_unknown(record, *kinds):
+            self._tell(line)
 
     def _refuse_end(self, fit: FitUnderWay) -> None:
         self.newcomers.refuse_end()
@@ -442,13 +471,13 @@ class Trainings:
 
     def evaluate(self, run: Callable[[], Any]) -> Any:
         """By the script: one that is over by now gives what it gave then. Its model has other weights by now."""
-        key = f"{self._num_fits} {self._calls.count} {self._num_evaluations}"
+        place = self._num_fits, self._calls.count, self._num_evaluations
         self._num_evaluations += 1
-        if self._saved is not None and key in self._saved["trainings"]["results"]:
-            return self._saved["trainings"]["results"][key]
+        if self._saved is not None and self._evaluations.knows(place):
+            return self._evaluations.find(place)
         result = run()
         if self._saved is None and self._borders.is_state_wanted:
-            self._results[key] = keras.tree.map_structure(_plain, result)
+            self._evaluations.keep(place, keras.tree.map_structure(_plain, result))
         return result
 
 
