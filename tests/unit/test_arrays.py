@@ -1,7 +1,9 @@
+import gc
 import math
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -116,3 +118,19 @@ def test_arrays_and_odd_numbers_come_back_in_type_shape_and_bits():
 def test_what_would_need_pickle_is_refused(value):
     with pytest.raises(MismatchError):
         encode(value)
+
+
+def test_reading_a_number_keeps_nothing_of_whoever_asked():
+    class Batch:
+        pass
+
+    def train() -> weakref.ref[Batch]:
+        batch = Batch()
+        as_array(0.5)  # two ways of reading it fail first
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        assert train()() is None
+    finally:
+        gc.enable()

@@ -40,10 +40,12 @@ def as_array(value: Any) -> Array:
         try:
             return np.asarray(convert(value))
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-            reason = error
+            reason = str(
+                error
+            )  # the error itself would keep its frames: the user's, with batches and iterators in them
     raise MismatchError(
         f"A {type(value).__name__} of type {getattr(value, 'dtype', 'unknown')} cannot be read as an array.",
-        why=str(reason),
+        why=reason,
         do="move it to the CPU, or convert it first.",
     )
 
