@@ -116,3 +116,12 @@ def test_generators_of_a_few_loops_are_kept():
     starts = script.trail.capture()["starts"]
     assert sum(place["generators"] is not None for place in starts.values()) == 64
     assert starts["99"]["generators"] is not None
+
+
+def test_a_generator_that_is_there_only_at_the_end_of_a_pass_was_drawn_from():
+    script = Script()
+    script.drawn = [1]  # as states of cards are: none until the first use
+    script.trail.begin_pass()
+    script.drawn = [1, 2]
+    script.trail.end_pass()
+    assert script.trail.capture()["ends"]["0"]["generators"] == {"0": [1, 2]}

@@ -171,8 +171,11 @@ def _equal(a: Any, b: Any) -> bool:
     """
     >>> _equal({"key": [np.arange(3), 1]}, {"key": [np.arange(3), 1]}), _equal([np.arange(3)], [np.ones(3)])
     (True, False)
+    >>> _equal([1], [1, 2])  # a card that has been used since then has a generator more
+    False
     """
-    return all(np.array_equal(x, y) for x, y in zip(_leaves(a), _leaves(b), strict=True))
+    ours, theirs = list(_leaves(a)), list(_leaves(b))
+    return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
 
 
 def _leaves(state: Any) -> Iterator[Any]:
