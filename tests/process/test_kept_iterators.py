@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -154,3 +156,19 @@ def test_two_iterators_over_one_loader_in_turns_are_refused():
         for _ in run.loader:
             next(second)
             next(first)
+
+
+LEFT_BEHIND = """
+import ctypes, os, sys
+from duoka.strategies.borders import Borders
+from tests.process.test_torch_capture import Setting
+os.kept = iter(Setting(Borders(), 2).loader)
+next(os.kept)
+for name in [name for name in sys.modules if name == "os" or name.startswith("duoka")]:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules[name]))  # held to the very end: its names become None
+"""
+
+
+def test_a_loop_that_is_left_when_the_interpreter_ends_is_silent():
+    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from duoka.collectives.board import Row, Work
@@ -245,3 +248,18 @@ def test_an_iterator_that_is_left_in_a_variable_when_an_epoch_begins_was_over_be
     again.resume(saved[1])
     again.begin_resumed_epoch()
     assert (again.begin(), again.number) == (2, 1)
+
+
+LEFT_BEHIND = """
+import ctypes, os, sys
+from duoka.data.position import Epochs
+os.kept = Epochs(leave=lambda: print("left")).walk(3)
+next(os.kept)
+for name in ("os", "duoka.data.position"):  # held to the very end, their names are set to None, the latter's first
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules[name]))
+"""
+
+
+def test_a_loop_over_epochs_that_is_left_when_the_interpreter_ends_is_silent():
+    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -7,10 +7,10 @@ saved position has happened: its finished epochs and passes give nothing, and th
 from __future__ import annotations
 
 import bisect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from duoka.data.ending import Ending
 from duoka.errors import CheckpointError
 
 
@@ -189,7 +189,7 @@ def walked_again() -> CheckpointError:
     )
 
 
-class Epochs:
+class Epochs(Ending):
     """The epochs of `strategy.epochs`. Where the run is: (which call of it, which epoch).
 
     A loop that was over when the run was saved, and is given more epochs, goes on after the last of them.
@@ -250,7 +250,7 @@ class Epochs:
             try:
                 yield number
             except GeneratorExit:
-                if self.num_calls == this and not sys.is_finalizing():
+                if self.num_calls == this and not self._is_ending():
                     self.is_inside = False
                     self._leave()
                 raise

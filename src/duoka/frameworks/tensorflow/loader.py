@@ -6,7 +6,6 @@ graph draws by itself is not seen here.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
+from duoka.data.ending import Ending
 from duoka.data.position import Passes
 from duoka.errors import MismatchError
 from duoka.frameworks.keras import data
@@ -157,7 +157,7 @@ class Distributed(UnaryUnchangedStructureDataset):
                 break
 
 
-class Walk(OwnedIterator):
+class Walk(Ending, OwnedIterator):
     """One pass."""
 
     def __init__(self, dataset: Any, source: Source, hooks: Hooks, *, is_outer: bool, is_over: bool) -> None:
@@ -214,7 +214,7 @@ class Walk(OwnedIterator):
             self._hooks.leave(self)
 
     def __del__(self) -> None:
-        if "_is_over" in self.__dict__ and not sys.is_finalizing():
+        if "_is_over" in self.__dict__ and not self._is_ending():
             self._close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from duoka.collectives.collective import Collective
+from duoka.data.ending import Ending
 from duoka.data.position import Passes
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
@@ -67,7 +67,7 @@ class Hooks(Protocol):
     def tell_once(self, text: str) -> None: ...
 
 
-class PreparedLoader:
+class PreparedLoader(Ending):
     """Stands in for the user's loader; whatever else is asked of it goes to that one."""
 
     def __init__(
@@ -126,7 +126,7 @@ class PreparedLoader:
         try:
             yield from self._run(self._stream(first) if self.is_stream else self._indexed(first), first, number)
         finally:
-            if not sys.is_finalizing():
+            if not self._is_ending():
                 self._end(number)
 
     def _end(self, number: int) -> None:
@@ -262,7 +262,7 @@ class PreparedLoader:
                 try:
                     yield batch
                 except GeneratorExit:
-                    if sys.is_finalizing():
+                    if self._is_ending():
                         raise
                     step = self._loop.step
                     self._hooks.leave_batch(body)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +19,21 @@ def seeded(number: int) -> Iterator[None]:
     numpy_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     torch_state = torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    is_ending = sys.is_finalizing  # kept here: where a loop is left behind, names of modules may be None by then
     seed_all(number)
     try:
         yield
     finally:
-        random.setstate(python_state)
-        np.random.set_bit_generator(numpy_generator)  # type: ignore[attr-defined]
-        torch.set_rng_state(torch_state)
-        for index, state in enumerate(cuda_states):
-            torch.cuda.set_rng_state(state, index)
+        if not is_ending():
+            _put_back(python_state, numpy_generator, torch_state, cuda_states)
+
+
+def _put_back(python_state: Any, numpy_generator: Any, torch_state: torch.Tensor, cuda_states: Any) -> None:
+    random.setstate(python_state)
+    np.random.set_bit_generator(numpy_generator)  # type: ignore[attr-defined]
+    torch.set_rng_state(torch_state)
+    for index, state in enumerate(cuda_states):
+        torch.cuda.set_rng_state(state, index)
 
 
 def seed_all(number: int) -> None:
