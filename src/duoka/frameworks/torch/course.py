@@ -27,11 +27,12 @@ from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.statistics import Statistics, is_batch_norm
 
 
-def refusal(why: str) -> CheckpointError:
+def refusal(why: str, do: str = "") -> CheckpointError:
     return CheckpointError(
         "strategy.checkpoint cannot save this loop.",
         why=f"{why}: where it is in its data is not known.",
-        do="write `for batch in loader:`; where an iterator is kept in a variable and its loop is left by break, `del`"
+        do=do
+        or "write `for batch in loader:`; where an iterator is kept in a variable and its loop is left by break, `del`"
         " the variable behind the loop.",
     )
 
@@ -87,9 +88,13 @@ class Course:
             self._at_end()
         self._newcomers.end_pass(loader)
 
-    def lose(self, why: str) -> None:
-        if self._is_saved():
-            raise refusal(why)
+    @property
+    def is_saved(self) -> bool:
+        return self._is_saved()
+
+    def lose(self, why: str, do: str = "") -> None:
+        if self.is_saved:
+            raise refusal(why, do)
 
     def begin_step(self) -> None:
         self._loop.arrive()

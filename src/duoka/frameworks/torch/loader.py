@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,8 @@ from duoka.data.ending import Ending
 from duoka.data.position import Passes
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
+from duoka.frameworks.torch.cycles import Cycles, Place, find_caller
+from duoka.frameworks.torch.finished import Finished
 from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import count_rows, map_tensors, take_rows
@@ -60,8 +63,13 @@ class Hooks(Protocol):
 
     def end_loop(self) -> None: ...
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, do: str = "") -> None:
         """It is not known any more where the loop is."""
+        ...
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it matters where the loop is."""
         ...
 
     def tell_once(self, text: str) -> None: ...
@@ -85,6 +93,7 @@ class PreparedLoader(Ending):
         self._hooks = hooks
         self.passes = Passes()
         self._is_leading = False  # a body of the loop over it is under way
+        self._cycles = Cycles()
         self.is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
         self._source = None if self.is_stream else Source(loader, loop.seed, collective.num_replicas, self._units)
 
@@ -112,8 +121,21 @@ class PreparedLoader(Ending):
         first = self.passes.begin(is_inner=self._loop.body is not None and not self._is_leading)
         if first is None:
             self._hooks.end_pass(self)
-            return iter(())
-        return self._walk(first, self.passes.number)
+            return Finished(self.passes, self._leave_out_finished)
+        walk = self._walk(first, self.passes.number, find_caller())
+        self._walking = weakref.ref(walk)
+        return walk
+
+    def _leave_out_finished(self) -> Iterator[Any]:
+        """The pass under way, in place of one that is over."""
+        self._hooks.tell_once(
+            "the script begins passes over a loader in `except StopIteration`, and those that are over are left out at"
+            " once: what it counts there, it counts once; count with strategy.step"
+        )
+        batches = iter(self)
+        while isinstance(batches, Finished):
+            batches = iter(self)
+        return batches
 
     def _leave_kept(self) -> None:
         """The pass before this one has ended, though its iterator is still there: in a variable, in a zip()."""
@@ -122,12 +144,21 @@ class PreparedLoader(Ending):
         else:
             self._end(self.passes.number)
 
-    def _walk(self, first: int, number: int) -> Iterator[Any]:
+    def _walk(self, first: int, number: int, place: Place) -> Iterator[Any]:
         try:
             yield from self._run(self._stream(first) if self.is_stream else self._indexed(first), first, number)
+            self._refuse_cycle(number, place)
         finally:
             if not self._is_ending():
                 self._end(number)
+
+    def _refuse_cycle(self, number: int, place: Place) -> None:
+        """A pass is asked for more than it has. What a cycle gives from here on, no position tells of."""
+        if self._hooks.is_saved and number == self.passes.number and self._cycles.hold(self._walking(), place):
+            self._hooks.lose(
+                "itertools.cycle keeps the batches of a pass over a loader, and gives them again by itself",
+                "draw from a generator instead: `def endless(loader): while True: yield from loader`.",
+            )
 
     def _end(self, number: int) -> None:
         if self.passes.is_open and number == self.passes.number:
