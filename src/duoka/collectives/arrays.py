@@ -40,9 +40,8 @@ def as_array(value: Any) -> Array:
         try:
             return np.asarray(convert(value))
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(
-                error
-            )  # the error itself would keep its frames: the user's, with batches and iterators in them
+            # Not the error itself: it would keep its frames, and so the user's, with batches and iterators in them.
+            reason = str(error)
     raise MismatchError(
         f"A {type(value).__name__} of type {getattr(value, 'dtype', 'unknown')} cannot be read as an array.",
         why=reason,
