@@ -193,10 +193,13 @@ class FitUnderWay:
         self._epoch_call, self._epoch_generators = saved["epoch_call"], saved["epoch_generators"]
 
     def end_again(self, *, is_newcomer: bool) -> None:
-        if self._states is not None and self.record is not None:
+        assert self.record is not None
+        if self._states is not None:
             self._states.restore(self.record["callbacks"], is_main=self._is_main())
-        if is_newcomer and self._reading is not None and self.record is not None:
+        if is_newcomer and self._reading is not None:
             self._reading.restore(self.record["reading"])
+        # A checkpoint does not hold it: those who have left this fit out begin anew, and so will who joins them.
+        self.record = self.record | {"reading": self._capture_reading()}
 
     def _list_callbacks(self, kind: type) -> list[Any]:
         return [] if self._list is None else [each for each in self._list.callbacks if isinstance(each, kind)]
