@@ -60,6 +60,7 @@ class WorkerSession:
         adapter: Adapter = framework.make_adapter(
             self.collective, self._plan.seed, self.device, self._complete(options)
         )
+        self.at_end_of_script(adapter.come_to_end)
         return adapter
 
     def _complete(self, options: Options) -> Options:

@@ -440,6 +440,23 @@ def test_a_second_loop_over_what_is_left_of_the_epochs_is_an_error_with_checkpoi
             assert list(epochs) == [2, 3]
 
 
+def test_a_script_that_ends_in_the_middle_of_a_batch_is_told_so(capsys):
+    def train(draws_first: bool) -> Setting:
+        run = Setting(Borders(), 2)
+        run.batches = iter(run.loader)
+        while draws_first or run.adapter.step < 3:
+            x, y = next(run.batches)
+            if draws_first and run.adapter.step == 3:
+                break
+            run.step(x, y)
+        run.adapter.come_to_end()
+        return run
+
+    assert train(draws_first=True).adapter.step == 3 and capsys.readouterr().err == ""
+    train(draws_first=False)
+    assert "the script has ended in the middle of a batch" in capsys.readouterr().err
+
+
 def test_a_scheduler_that_was_not_prepared_is_named_when_the_run_is_saved(tmp_path, capsys):
     run = Setting(Borders(), 4)
     other = nn.Linear(2, 1)

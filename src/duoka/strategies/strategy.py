@@ -181,6 +181,10 @@ class Adapter(Restorable, Protocol):
         """The number, in its pass, of the batch that the loop under way began with: not 0 in a pass that is resumed."""
         ...
 
+    def come_to_end(self) -> None:
+        """The script has."""
+        ...
+
 
 class Loop(Protocol):
     """TensorFlow loops of the user's own; see `Loops` for what its methods do."""

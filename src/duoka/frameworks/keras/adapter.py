@@ -177,6 +177,9 @@ class KerasAdapter:
     def count(self) -> int | None:
         return None
 
+    def come_to_end(self) -> None:
+        """A fit is over when the script ends."""
+
     def capture(self) -> dict[str, Any]:
         return {
             "framework": FRAMEWORK,

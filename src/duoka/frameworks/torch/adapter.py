@@ -274,6 +274,16 @@ class TorchAdapter:
     def first_batch(self) -> int:
         return self.loop.first_batch
 
+    def come_to_end(self) -> None:
+        """A batch that was begun and is not left is complete on this number of workers, or not on another one."""
+        body = self.loop.body
+        if body is not None and body.backwards and self.loop.is_managed:
+            self.tell_once(
+                "the script has ended in the middle of a batch, whose iterator it keeps: on another number of workers"
+                " it ends with other weights; leave such a loop by `if strategy.step == n: break`, behind the line that"
+                " draws the batch"
+            )
+
     def capture(self) -> dict[str, Any]:
         return self._capture.capture() | {"agreed_step": self.checks.agreed_step}
 
