@@ -20,13 +20,14 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.worker import attachment
 from duoka.session import _join
 from tests.abandoned import list_abandoned
+from tests.lean import sitecustomize as lean
 
 # Tests started in the background, or by nohup, begin with signals ignored, and so would the runs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# For all processes that tests start.
-LEAN = str(Path(__file__).parent / "lean")
+# For all processes that tests start, as for this one.
+LEAN = str(Path(lean.__file__).parent)
 if LEAN not in (found := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
     os.environ["PYTHONPATH"] = os.pathsep.join([LEAN, *filter(None, found)])
 

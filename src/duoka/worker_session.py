@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 from duoka.checkpoint.codec import Codec
 from duoka.checkpoint.files import load_state, save_state
@@ -60,7 +61,13 @@ class WorkerSession:
         adapter: Adapter = framework.make_adapter(
             self.collective, self._plan.seed, self.device, self._complete(options)
         )
-        self.at_end_of_script(adapter.come_to_end)
+        come_to_end = WeakMethod(adapter.come_to_end)  # a strategy that is dropped is not kept for it
+
+        def tell() -> None:
+            if (method := come_to_end()) is not None:
+                method()
+
+        self.at_end_of_script(tell)
         return adapter
 
     def _complete(self, options: Options) -> Options:

@@ -121,7 +121,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
-loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 2)), batch_size=8)
+rows = TensorDataset(torch.randn(64, 8), torch.randn(64, 2))
+loader = DataLoader(rows, batch_size=8)
 model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
 strategy.checkpoint("../saved", every_steps=3)
 
@@ -129,7 +130,7 @@ def measure(batch):
     x, y = batch
     return ((model(x) - y) ** 2).sum(), y.numel()
 
-def train(scale):
+def train(scale, loader=loader):
     for x, y in loader:
         optimizer.zero_grad()
         (scale * (model(x) - y) ** 2).mean().backward()
@@ -145,14 +146,14 @@ def train(scale):
 for _ in strategy.epochs(2):
     train(1 + float(torch.rand(1)))
 scale = strategy.evaluate(measure, loader) + float(torch.rand(1))
-for _ in strategy.epochs(40) if kind == "epochs" else range(20):
-    train(scale)
+for _ in strategy.epochs(40) if kind in ("epochs", "own") else range(20):
+    train(scale, strategy.prepare(DataLoader(rows, batch_size=8)) if kind == "own" else loader)
 strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest(), flush=True)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["epochs", "range"])
+@pytest.mark.parametrize("kind", ["epochs", "range", "own"])
 def test_a_worker_that_is_lost_in_a_resumed_run_comes_back_past_a_finished_loop(kind, tmp_path):
     calm = run_loops(tmp_path / "calm", -1, -1, kind, 0).out
     run_loops(tmp_path / "again", 40, -1, kind, 9)

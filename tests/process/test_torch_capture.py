@@ -323,11 +323,15 @@ def run_from(path, state, script, num_replicas: int, stop_at: int | None = None,
     return run.digest(), run
 
 
-# Not tried with one replica, where the batches of loaders walked side by side are counted one by one.
-@pytest.mark.parametrize(
-    ("script", "num_replicas"),
-    [(s, r) for s in SCRIPTS for r in (1, 4) if r == 4 or s not in (two_loaders, following_then_leading)],
-)
+def _cases() -> list:
+    """With one replica not those where the batches of loaders walked side by side are counted one by one."""
+    alone = [script for script in SCRIPTS if script not in (two_loaders, following_then_leading)]
+    some = (plain, with_epochs, accumulating_by_hand, deciding, deciding_between_epochs, passes_after_epochs)
+    marks = {script: [] if script in some else [pytest.mark.slow] for script in alone}
+    return [(script, 4) for script in SCRIPTS] + [pytest.param(each, 1, marks=marks[each]) for each in alone]
+
+
+@pytest.mark.parametrize(("script", "num_replicas"), _cases())
 def test_a_script_that_begins_again_with_a_captured_state_ends_with_the_same_bits(tmp_path, script, num_replicas):
     calm, _ = run_from(tmp_path / "unused", None, script, num_replicas)
     for border in (0, 1, 4, 5, 8, 12):

@@ -19,7 +19,7 @@ class Script:
             self.trail.restore(saved)
 
     def _describe(self, largest_bytes: int) -> Place:
-        return Place([self.step], dict(self.also), self.drawn, self.is_whole)
+        return Place([self.step], dict(self.also), self.drawn, self.is_whole or largest_bytes > 4096)
 
     def _take(self, place: Place) -> None:
         (self.step,) = place.counts

@@ -18,6 +18,15 @@ EPOCH = "epoch"  # the epoch under way; other stretches are known by the loop ov
 _SMALL, _LARGE = 1 << 12, 1 << 20  # bytes: objects of the user's, at the ends of passes, and where stretches begin
 _MOST_SMALL, _MOST_LARGE = 1 << 17, 1 << 20  # all of these: what is older is left out
 _MOST_GENERATORS = 64  # 13 KB each
+_NOT_DRAWN = (
+    f"numbers drawn between passes, or loops over epochs, that were more than {_MOST_GENERATORS} before the save are"
+    " not those of the run that is resumed; loop over strategy.epochs, which leaves passes out"
+)
+_LEFT_OUT = (
+    f"objects in also= of more than {_SMALL >> 10} KB, or {_MOST_SMALL >> 10} KB of them before the save, are not as"
+    " they were after passes that are over: what the script decides by them there may be different; loop over"
+    " strategy.epochs, which leaves such passes out"
+)
 
 
 @dataclass
@@ -116,16 +125,9 @@ class Trail:
         *counts, has_drawn, is_whole = ends.counts[self._passes]
         generators = ends.generators.get(self._passes)
         if has_drawn and generators is None:
-            self._tell(
-                f"numbers drawn between passes that were more than {_MOST_GENERATORS} before the save are not those of"
-                " the run that is resumed; loop over strategy.epochs, which leaves such passes out"
-            )
+            self._tell(_NOT_DRAWN)
         if not is_whole:
-            self._tell(
-                f"objects in also= of more than {_SMALL >> 10} KB, or {_MOST_SMALL >> 10} KB of them before the save,"
-                " are not as they were after passes that are over: what the script decides by them there may be"
-                " different; loop over strategy.epochs, which leaves such passes out"
-            )
+            self._tell(_LEFT_OUT)
         self._take(Place(counts, ends.also.get(self._passes, {}), generators))
 
     def begin_epoch(self, is_resumed: bool) -> None:
@@ -148,9 +150,11 @@ class Trail:
                 with_generators[0].generators = None
             with_also = [place for place in self._starts.values() if place.also]
             if sum(count_bytes(place.also) for place in with_also) > _MOST_LARGE:
-                with_also[0].also = {}
-        elif self._stretch in self._starts:
-            self._take(self._starts[self._stretch])
+                with_also[0].also, with_also[0].is_whole = {}, False
+        elif (start := self._starts.get(self._stretch)) is not None:
+            for line in ([_NOT_DRAWN] if start.generators is None else []) + ([] if start.is_whole else [_LEFT_OUT]):
+                self._tell(line)
+            self._take(start)
 
     def capture(self) -> dict[str, Any]:
         starts = {name: dict(vars(place)) for name, place in self._starts.items()}

@@ -129,6 +129,7 @@ class Capture:
             if str(number) in positions:
                 source.resume(positions.pop(str(number)))
         self._positions = {int(number): position for number, position in positions.items()}
+        self._num_added = max(self._num_added, int(self._epoch_start["datasets"]))
 
     def count(self, step: int, batch: int) -> None:
         self._progress.step, self.batch = step, batch
@@ -197,7 +198,7 @@ class Capture:
         here = {n: source.passes.where for n, source in zip(self._numbers, self.sources, strict=True)}
         self.epochs.resume(state["epochs"])
         self._epoch_start = state["epoch_start"]
-        self._is_at_end_of_epochs = all(position["is_at_epoch"] for position in state["position"])
+        self._is_at_end_of_epochs = all(each["is_at_epoch"] or not each["trains"] for each in state["position"])
         positions = dict(zip(state["datasets"], state["position"], strict=True))
         for number, source in zip(self._numbers, self.sources, strict=True):
             if number in positions:

@@ -76,7 +76,7 @@ class TorchAdapter:
             self._contributions,
             lambda: learning_rates(self._optimizers),
         )
-        self._newcomers = Newcomers(collective.joining, self, self._parts.loaders)
+        self._newcomers = Newcomers(collective.joining, self)
         self._course = Course(
             collective,
             self.loop,
@@ -332,6 +332,19 @@ class TorchAdapter:
     def _begin_epoch(self, is_resumed: bool) -> None:
         self._capture.begin_epoch(is_resumed)
         self._newcomers.begin_epoch(is_resumed)
+
+    @property
+    def loaders(self) -> list[PreparedLoader]:
+        return self._parts.loaders
+
+    def number_of(self, loader: PreparedLoader) -> int:
+        return self._capture.number_of(loader)
+
+    def describe_loaders(self) -> dict[str, Any]:
+        return self._capture.describe_loaders()
+
+    def resume_loaders(self, facts: dict[str, Any]) -> None:
+        self._capture.resume_loaders(facts)
 
     def describe_generators(self) -> Any:
         return self._capture.describe_generators()

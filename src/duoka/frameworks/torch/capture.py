@@ -177,6 +177,7 @@ class Capture:
     def _put_again(self, state: dict[str, Any]) -> None:
         """The script is where the state was taken, and may have changed something on its way."""
         self._check(state)
+        _compare_accumulations(self._gradients.accumulation.num_batches, state["accumulation"])
         self._put(state)
         self._arrive(state)
 
@@ -246,6 +247,24 @@ class Capture:
         if self._num_added in self._positions:
             loader.passes.resume(self._positions.pop(self._num_added))
         self._num_added += 1
+
+    # What newcomers are told before they are given the rest.
+
+    def number_of(self, loader: PreparedLoader) -> int:
+        return next(n for n, other in zip(self._numbers, self._parts.loaders, strict=True) if other is loader)
+
+    def describe_loaders(self) -> dict[str, Any]:
+        """Where loaders are, and how many there were when the epoch began, as JSON has it."""
+        return {"added": self._at_epoch, "loaders": {str(n): each for n, each in self._capture_positions().items()}}
+
+    def resume_loaders(self, facts: dict[str, Any]) -> None:
+        """Those that the script has not prepared yet have theirs when it does, with the number that they had there."""
+        positions = {int(number): position for number, position in facts["loaders"].items()}
+        for number, loader in zip(self._numbers, self._parts.loaders, strict=True):
+            if number in positions:
+                loader.passes.resume(positions.pop(number))
+        self._positions, self._at_epoch = positions, facts["added"]
+        self._num_added = max(self._num_added, self._at_epoch)
 
     # Loops over epochs.
 
@@ -321,12 +340,13 @@ class Capture:
 
     def _name_strangers(self) -> None:
         """Schedulers leave the first rates with an optimizer. Those that were not prepared are not in checkpoints."""
-        scheduled = [id(scheduler.optimizer) for scheduler in self._parts.schedulers]
+        known = (*self._parts.schedulers, *self._also.objects.values())
+        scheduled = [id(getattr(scheduler, "optimizer", None)) for scheduler in known]
         for number, optimizer in enumerate(self._parts.optimizers, 1):
             if id(optimizer) not in scheduled and any("initial_lr" in group for group in optimizer.param_groups):
                 self._tell(
                     f"optimizer {number} has a scheduler that was not given to strategy.prepare: its state is neither"
-                    " saved nor handed to a worker that comes back, and learning rates will be others then; prepare it"
+                    " saved nor handed to a worker that comes back, and learning rates may be others then; prepare it"
                 )
 
     def _name_changes(self, saved: dict[str, list[Given]]) -> None:
@@ -337,6 +357,15 @@ class Capture:
                 f"the saved run goes on with its own values, not with those of this script: {'; '.join(changes)}"
             )
         self._parts.given = saved
+
+
+def _compare_accumulations(here: int, saved: dict[str, Any]) -> None:
+    if saved["batches_before"] and here not in (1, saved["num_batches"]):
+        raise CheckpointError(
+            f"The run was saved in the middle of an accumulation of {saved['num_batches']} batches, and the script asks"
+            f" for {here}.",
+            do=f"call strategy.accumulate({saved['num_batches']}) there, or begin a new run in another directory.",
+        )
 
 
 def _compare_classes(title: str, here: str, saved: str) -> None:

@@ -6,7 +6,6 @@ loader. A newcomer that comes to a pass with such a mark leaves it out; at the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
 
 
 class Newcomers:
-    def __init__(self, joining: Joining | None, adapter: TorchAdapter, loaders: Sequence[PreparedLoader]) -> None:
+    def __init__(self, joining: Joining | None, adapter: TorchAdapter) -> None:
         self._joining = joining
         self._adapter = adapter
-        self._loaders = loaders
         self._has_joined = False
 
     @property
@@ -72,7 +70,7 @@ class Newcomers:
         joining.mark(self._name(loader), {"passes": loader.passes.capture()} | self._counts())
 
     def _name(self, loader: PreparedLoader) -> str:
-        return f"the end of a pass over loader {next(n for n, other in enumerate(self._loaders) if other is loader)}"
+        return f"the end of a pass over loader {self._adapter.number_of(loader)}"
 
     # Loops over epochs.
 
@@ -84,15 +82,15 @@ class Newcomers:
         facts = joining.jump_to_last(self._name_of_epochs(self._epochs.num_calls + 1))
         if facts is not None and facts.get("is_over"):
             self._epochs.resume({"call": self._epochs.num_calls + 2, "epoch": 0})
-            for loader, passes in zip(self._loaders, facts["loaders"], strict=False):
-                loader.passes.resume(passes)
-                loader.passes.begin_resumed_epoch()
+            if "loaders" in facts:
+                self._adapter.resume_loaders(facts)
+                for loader in self._adapter.loaders:
+                    loader.passes.begin_resumed_epoch()
             restore_generators(from_plain(facts["generators"]))
             self._count(facts)
         elif facts is not None:
             self._epochs.resume({"call": self._epochs.num_calls + 1, "epoch": facts["epoch"]})
-            for loader, passes in zip(self._loaders, facts["loaders"], strict=False):
-                loader.passes.resume(passes)
+            self._adapter.resume_loaders(facts)
             self._adapter.begin_epoch_of_others(facts["generators"])
             self._count(facts)
 
@@ -101,11 +99,8 @@ class Newcomers:
         if self._is_led:
             return
         if joining is not None and not joining.is_newcomer:
-            loaders = [loader.passes.capture() for loader in self._loaders]
-            generators = self._adapter.describe_generators()
-            joining.mark(
-                name, {"epoch": self._epochs.epoch, "loaders": loaders, "generators": generators} | self._counts()
-            )
+            facts = {"epoch": self._epochs.epoch, "generators": self._adapter.describe_generators()}
+            joining.mark(name, facts | self._adapter.describe_loaders() | self._counts())
         elif joining is not None and not is_resumed:
             facts = joining.take_mark(name)
             self._adapter.begin_epoch_of_others(facts["generators"])
@@ -118,12 +113,9 @@ class Newcomers:
         """
         joining = self._joining
         if joining is not None and not joining.is_newcomer and not self._is_led:
-            generators = as_plain(capture_generators())
-            loaders = [loader.passes.capture() for loader in self._loaders] if is_last else []
-            joining.mark(
-                self._name_of_epochs(self._epochs.num_calls),
-                {"is_over": True, "generators": generators, "loaders": loaders} | self._counts(),
-            )
+            facts = {"is_over": True, "generators": as_plain(capture_generators())} | self._counts()
+            facts |= self._adapter.describe_loaders() if is_last else {}
+            joining.mark(self._name_of_epochs(self._epochs.num_calls), facts)
 
     @staticmethod
     def _name_of_epochs(call: int) -> str:
