@@ -331,10 +331,13 @@ def _cases() -> list:
     return [(script, 4) for script in SCRIPTS] + [pytest.param(each, 1, marks=marks[each]) for each in alone]
 
 
+@pytest.mark.parametrize("borders", [(1, 4, 8, 12), pytest.param((0, 5), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("script", "num_replicas"), _cases())
-def test_a_script_that_begins_again_with_a_captured_state_ends_with_the_same_bits(tmp_path, script, num_replicas):
+def test_a_script_that_begins_again_with_a_captured_state_ends_with_the_same_bits(
+    tmp_path, script, num_replicas, borders
+):
     calm, _ = run_from(tmp_path / "unused", None, script, num_replicas)
-    for border in (0, 1, 4, 5, 8, 12):
+    for border in borders:
         stopped, first = run_from(tmp_path / "one", None, script, num_replicas, border)
         assert stopped is None and first.adapter.batch >= border
         stopped, second = run_from(tmp_path / "two", tmp_path / "one", script, num_replicas, border + 2)
