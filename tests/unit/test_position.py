@@ -80,6 +80,21 @@ def test_passes_after_a_loop_over_epochs_are_led_through_and_not_done_again():
         walk_epochs(3, saved)
 
 
+def test_an_evaluation_after_a_loop_over_epochs_runs_again_where_the_run_goes_on_from_its_end():
+    calm = Passes()
+    for _ in range(2):
+        walk(calm, 3)
+    calm.begin_epoch()  # the loop has ended
+    walk(calm, 3)
+    again, left_out = Passes(), Passes()
+    again.resume(calm.capture())
+    again.start_at_epoch()
+    assert (walk(again, 3), again.number, again.position) == ([0, 1, 2], 2, (3, 0))
+    left_out.resume(calm.capture())
+    left_out.begin_resumed_epoch()
+    assert walk(left_out, 3) == []
+
+
 def test_passes_that_only_followed_another_loop_are_known_as_such_when_a_script_is_run_again():
     def run(passes: Passes) -> list[bool]:
         led = []

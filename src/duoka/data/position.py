@@ -126,6 +126,13 @@ class Passes:
         """Nothing was given since the epoch began, or the last loop over epochs ended."""
         return self._is_idle if self._is_open else self.position == (self._at_epoch[0], 0)
 
+    def start_at_epoch(self) -> None:
+        """The same, and what came after it in the saved run is not left out: it trained nothing."""
+        if not self._is_open:
+            (passes, outer), self._resumed_order, self._awaits_inner = self._at_epoch, "", False
+            self._resumed, self._resumed_outer = (passes, 0), outer
+            self.begin_resumed_epoch()
+
     def capture(self) -> dict[str, Any]:
         (passes, batches, is_open), order = self.where, self.order if self._is_open else ""
         where = {"passes": passes, "batches": batches, "is_open": is_open}

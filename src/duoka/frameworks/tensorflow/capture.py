@@ -108,9 +108,13 @@ class Capture:
         if is_here and (goes_on or not self.saves.is_awaited):
             self.arrive()
         self.saves.begin_epoch()
-        self._num_added = max(self._num_added, int(self._epoch_start["datasets"]))
+        num_datasets = int(self._epoch_start["datasets"])
+        self._num_added = max(self._num_added, num_datasets)
+        if is_here:
+            self._positions = {n: position for n, position in self._positions.items() if n < num_datasets}
         for source in self.sources:
-            source.passes.begin_resumed_epoch()
+            # An evaluation after the loop runs again: with more epochs it is another one, else it is the same.
+            source.passes.start_at_epoch() if is_here else source.passes.begin_resumed_epoch()
         return is_here
 
     # What newcomers are told before they are given the rest.
