@@ -25,6 +25,7 @@ NUMBERS = {
     "two_backwards": 1e-5,
     "reentrant_checkpoint": 1e-5,
     "frozen_then_unfrozen": 1e-5,
+    "frozen_statistics": 1e-5,
     "tied_and_unused": 1e-5,
     "stream": 1e-5,
     "padded_tokens": 1e-5,

@@ -172,6 +172,24 @@ def frozen_then_unfrozen(strategy):
 
 
 @scenario
+def frozen_statistics(strategy):
+    """Fine-tuning: BatchNorm in eval mode keeps what it had learned, to the last bit, with uneven batches, too."""
+    torch.manual_seed(4)
+    layer = nn.BatchNorm1d(16)
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.5, 2)
+    model = nn.Sequential(nn.Linear(12, 16), layer, nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(*data()), batch_size=10)
+    model, optimizer, loader = strategy.prepare(model, optimizer, loader)
+    learned = [buffer.clone() for buffer in layer.buffers()]
+    layer.eval()
+    trained = train(strategy, model, optimizer, loader)
+    assert all(map(torch.equal, layer.buffers(), learned)), "frozen statistics have drifted"
+    return trained
+
+
+@scenario
 def tied_and_unused(strategy):
     class Tied(nn.Module):
         def __init__(self):

@@ -117,7 +117,6 @@ class Course:
             self._check_single_rows(num_rows)
             self._loop.is_due = self._gradients.accumulation.is_due(is_last)
             self._gradients.begin_batch()
-            self._statistics.begin_batch()
 
     def rescan(self) -> None:
         """Layers may have been frozen, unfrozen or added since the last batch."""

@@ -102,6 +102,7 @@ class Gradients:
             for parameter in self._parameters:
                 parameter.grad = None  # what came before is kept in sums of its own
         self._grads_at_start = [parameter.grad for parameter in self._parameters]
+        self._statistics.begin_batch()
         self._digest_at_start = self._statistics.digest()
         self._values_of_moved = {}
         self._merged = None
@@ -231,7 +232,6 @@ class Gradients:
 
     def end_batch(self) -> None:
         self.take_statistics()
-        self._statistics.end_batch()
         self.accumulation.end_batch(self._loop.is_due)
 
     # From autograd into the slots.
@@ -393,13 +393,13 @@ class Gradients:
         if self._outside is None:
             round = self._make_round("outside")
             self._outside = Outside(self._collective, self._loop, round, self._parameters)
+        self._statistics.begin_unknown()
         notes = self._outside.exchange(self._rates())
         if notes is None:
             raise self._cannot_redo()
         self._bases = [None] * len(self._parameters)
         self._show_sum(self._outside.round, notes.used)
         self._outside.round.take_statistics()
-        self._statistics.end_batch()
         self._collective.end_step()
         self._loop.batch += 1
         self._loop.step += 1

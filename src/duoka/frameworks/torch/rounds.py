@@ -31,7 +31,8 @@ class Round:
         self._num_parameters = len(parameters)
         # For each parameter with sparse gradients, which of its rows were touched.
         touched = [torch.empty(len(parameters[index]), device="meta") for index in sparse]
-        merged = [place.tensor for place in statistics.merged]
+        # With more digits than they have: what they begin with may be far larger than what they come to.
+        merged = [place.tensor.to("meta", torch.float64) for place in statistics.merged]
         self._layout = Layout.of([*parameters, *merged, *touched])
         self.touched_at = {index: len(parameters) + len(statistics.merged) + n for n, index in enumerate(sparse)}
         self.buffers: list[Buffer] = [
@@ -114,8 +115,7 @@ class Round:
                 slots[index].zero_()
                 if index in self.touched_at:
                     slots[self.touched_at[index]].zero_()
-        for slot, place in zip(slots[self._num_parameters :], self.statistics.merged, strict=False):
-            slot.copy_(place.tensor).mul_(weight) if weight else slot.zero_()
+        self.statistics.write_merged(slots[self._num_parameters :], weight)
         if self.statistics.others:
             others = self.others(replica)
             self.statistics.write_others(others) if replica == 0 else others.zero_()

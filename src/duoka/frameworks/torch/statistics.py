@@ -56,17 +56,18 @@ class Place(NamedTuple):
         """A backward through what has read the buffer before is refused from here on."""
         self.tensor.copy_(value.view(self.tensor.shape))
 
-    def put_bytes(self, data: torch.Tensor) -> None:
-        """Left alone where nothing changes: a backward that needs it may follow in this body."""
-        own = as_bytes(self.tensor)
-        data = data.to(own.device)
-        if not torch.equal(own, data):
-            # Cloned: a view of another type must begin at a multiple of its size.
-            self.put(data.clone().view(self.tensor.dtype))
+    def put_in_body(self, value: torch.Tensor) -> None:
+        """The same, in the middle of a body: backwards through what has read the buffer may follow."""
+        value = value.view(self.tensor.shape)
+        if _goes_back_without(self.module):
+            self.tensor.data.copy_(value)  # past autograd
+        elif not torch.equal(self.tensor, value):
+            # Else its layer goes back with these very values: it is left alone.
+            self.put(value)
 
-    def put_past_autograd(self, value: torch.Tensor) -> None:
-        """For a buffer whose values no backward needs, though its forward was given them."""
-        self.tensor.data.copy_(value.view(self.tensor.shape))
+    def put_bytes(self, data: torch.Tensor) -> None:
+        # Cloned: a view of another type must begin at a multiple of its size.
+        self.put_in_body(data.clone().view(self.tensor.dtype).to(self.tensor.device))
 
 
 class Statistics:
@@ -92,7 +93,6 @@ class Statistics:
                 else:
                     self.still.append(place)
         self._at_start: list[torch.Tensor] = []  # what a batch began with: the merged ones, then the others
-        self._waiting: list[tuple[int, torch.Tensor]] = []  # merged ones that get their values when the batch ends
         self._marks: list[tuple[int, int]] = []
         self._still_values: list[torch.Tensor] = []
 
@@ -115,6 +115,10 @@ class Statistics:
     def begin_batch(self) -> None:
         self._at_start = [place.tensor.clone() for place in (*self.merged, *self.others)]
 
+    def begin_unknown(self) -> None:
+        """Nobody knows whether workers have begun with the same values: merged is what they have, not its change."""
+        self._at_start = [torch.zeros_like(place.tensor) for place in (*self.merged, *self.others)]
+
     def begin_later_body(self) -> None:
         """Another replica of the same batch starts from where the first one did."""
         for place, value in zip((*self.merged, *self.others), self._at_start, strict=True):
@@ -122,31 +126,21 @@ class Statistics:
         for position in self.moved():
             self.still[position].put(self._still_values[position])
 
-    def put_merged(self, values: Sequence[torch.Tensor]) -> None:
-        """Give layers the values of all replicas, in the middle of a body: backwards through its forwards may follow.
+    def write_merged(self, slots: Sequence[torch.Tensor], weight: float) -> None:
+        """How far the forwards of this batch have moved them, weighted.
+
+        Not where they are: weighted means of equal values are rounded, and layers that stand still would drift.
+        """
+        for slot, place, start in zip(slots, self.merged, self._at_start, strict=False):
+            slot.copy_(place.tensor).sub_(start).mul_(weight) if weight else slot.zero_()
+
+    def put_merged(self, moves: Sequence[torch.Tensor]) -> None:
+        """Give layers the values of all replicas, in the middle of a body.
 
         A GAN steps its judge, then goes back through the batch that its maker made before.
         """
-        self._waiting = []
-        for position, (place, value) in enumerate(zip(self.merged, values, strict=True)):
-            if _goes_back_without(place.module):
-                place.put_past_autograd(value)
-            elif self._is_at_rest(position):
-                # It normalises with these very values, and goes back with them: they are to stay as they are. What all
-                # replicas make of them is the same but for rounding, and can wait.
-                self._waiting.append((position, value))
-            else:
-                place.put(value)
-
-    def _is_at_rest(self, position: int) -> bool:
-        """Whether no forward of this batch has changed it: its layer is in eval mode, or has not run."""
-        return position < len(self._at_start) and torch.equal(self.merged[position].tensor, self._at_start[position])
-
-    def end_batch(self) -> None:
-        for position, value in self._waiting:
-            if self._is_at_rest(position):
-                self.merged[position].put(value)
-        self._waiting = []
+        for place, start, move in zip(self.merged, self._at_start, moves, strict=False):
+            place.put_in_body((start + move.view(start.shape)).to(start.dtype))
 
     def watch_still(self) -> None:
         """A body begins: from here on, whoever changes a buffer that does not travel is noticed."""
