@@ -286,6 +286,19 @@ def following_then_leading(run: Setting) -> None:
         run.step_scale = _measure(run) / (1 + run.adapter.step)
 
 
+def leading_between_epochs(run: Setting) -> None:
+    """A loader follows another one in a loop over epochs, which a script that begins again leaves out, then leads."""
+    for _ in run.adapter.epochs.walk(1):
+        for (x, y), (z,) in zip(run.loader, run.other, strict=True):
+            run.step(x + z / 48, y)
+    for (z,) in run.other:
+        run.step(z.expand(-1, 12) / 48, z.expand(-1, 3) / 48)
+    scale = _measure(run) / (1 + run.adapter.step) + float(torch.rand(1))
+    for _ in run.adapter.epochs.walk(2):
+        for x, y in run.loader:
+            run.step(x * scale, y)
+
+
 def changing_modes(run: Setting) -> None:
     """Layers that do not train at first, set by hand, once."""
     run.model[0].requires_grad_(False)
@@ -301,6 +314,7 @@ def changing_modes(run: Setting) -> None:
 SCRIPTS = [plain, with_epochs, accumulating, accumulating_more_later, accumulating_by_hand, two_loaders]
 SCRIPTS += [changing_between, changing_in_epochs, changing_what_it_holds, deciding, deciding_between_epochs]
 SCRIPTS += [deciding_at_the_top_of_epochs, passes_after_epochs, following_then_leading, changing_modes]
+SCRIPTS += [leading_between_epochs]
 
 
 def run_from(path, state, script, num_replicas: int, stop_at: int | None = None, **given) -> tuple[str | None, Setting]:
@@ -325,7 +339,8 @@ def run_from(path, state, script, num_replicas: int, stop_at: int | None = None,
 
 def _cases() -> list:
     """With one replica not those where the batches of loaders walked side by side are counted one by one."""
-    alone = [script for script in SCRIPTS if script not in (two_loaders, following_then_leading)]
+    side_by_side = (two_loaders, following_then_leading, leading_between_epochs)
+    alone = [script for script in SCRIPTS if script not in side_by_side]
     some = (plain, with_epochs, accumulating_by_hand, deciding, deciding_between_epochs, passes_after_epochs)
     marks = {script: [] if script in some else [pytest.mark.slow] for script in alone}
     return [(script, 4) for script in SCRIPTS] + [pytest.param(each, 1, marks=marks[each]) for each in alone]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from duoka.collectives.board import Row, Work
-from duoka.data.position import Epochs, Passes, Saves
+from duoka.data.position import Epochs, Passes, Saves, stretch_after, stretch_in
 from duoka.errors import CheckpointError
 from duoka.runtime.termination import Activity, Termination
 from duoka.strategies.rhythm import Rhythm
@@ -111,6 +111,87 @@ def test_passes_that_only_followed_another_loop_are_known_as_such_when_a_script_
     assert expected == [False, False, True, False, True]
     again.resume(calm.capture())
     assert run(again) == expected
+
+
+class Scripted:
+    """A script of loops over epochs and of passes before, in and after them, each of which leads or follows."""
+
+    def __init__(self, saved: dict | None = None) -> None:
+        self.passes, self.led = Passes(), []
+        self.epochs = Epochs(
+            begin=self._begin, leave_out=self._leave_out, end=self._end, leave=self._leave, come_by_finished=self._leave
+        )
+        if saved is not None:
+            self.epochs.resume(saved["epochs"])
+            self.passes.resume(saved["passes"])
+
+    def _begin(self, is_resumed: bool) -> None:
+        self.passes.begin_stretch(stretch_in(self.epochs.num_calls))
+        self.passes.begin_resumed_epoch() if is_resumed else self.passes.begin_epoch()
+
+    def _leave(self) -> None:
+        self.passes.begin_stretch(stretch_after(self.epochs.num_calls))
+
+    def _leave_out(self, goes_on: bool) -> bool:
+        self._leave()
+        self.passes.begin_resumed_epoch()
+        return False
+
+    def _end(self) -> None:
+        self.passes.begin_epoch()
+        self._leave()
+
+    def walk(self, *leads: bool) -> None:
+        for each in leads:
+            if self.passes.begin() is not None:
+                self.passes.give()
+                self.passes.lead() if each else None
+                self.passes.end()
+            self.led.append((self.epochs.num_calls, self.passes.has_led))
+
+    def run(self) -> dict:
+        """Between loops it leads once, in the second place."""
+        self.walk(False, True)
+        for epoch in self.epochs.walk(3):
+            self.walk(True, *[False] * epoch)
+        self.walk(False, True, False)
+        for epoch in self.epochs.walk(5):
+            self.walk(True)
+            if epoch == 2:
+                break
+        self.walk(False, True, False)
+        for _ in self.epochs.walk(1):
+            self.walk(False, True)
+        self.walk(True, False)
+        return {"epochs": self.epochs.capture(), "passes": self.passes.capture()}
+
+
+def test_whether_passes_led_is_known_behind_loops_over_epochs_that_are_left_out():
+    calm = Scripted()
+    saved = calm.run()
+    between = [(0, False), (0, True), (1, False), (1, True), (1, False), (2, False), (2, True), (2, False)]
+    assert set(between) <= set(calm.led)
+    again = Scripted(saved)
+    assert again.run() == saved
+    assert again.led == [*between, (3, True), (3, False)]
+
+
+def test_whether_passes_led_takes_no_more_room_with_every_epoch():
+    script = Scripted()
+    for _ in script.epochs.walk(100):
+        script.walk(False, True, False)
+    assert len(script.passes.capture()["led"]) == 3
+
+
+def test_whether_passes_led_is_read_as_it_was_saved_by_their_numbers():
+    passes = Passes()
+    saved = {"passes": 4, "batches": 0, "is_open": False, "at_epoch": 0, "order": "", "leads": [[0, 0], [2, 1], [3, 0]]}
+    passes.resume(saved)
+    led = []
+    for _ in range(4):
+        assert passes.begin() is None
+        led.append(passes.has_led)
+    assert led == [False, False, True, False]
 
 
 def test_a_loop_that_was_over_goes_on_when_it_is_given_more_epochs():

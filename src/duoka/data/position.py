@@ -42,17 +42,24 @@ class Passes:
         self._resumed_order = ""
         self._awaits_inner = False  # an inner one was under way
         self._has_outer_led = self._has_resumed_outer_led = False  # in the last outer pass
-        self._leads = Switches()  # in outer passes that are over
+        self._has_ended_led = False  # in the pass that has ended last
+        # Of outer passes that are over. They are known by the stretch in which they were, and their number in it: a
+        # script that leaves out a loop over epochs does not come by the passes in it, and cannot count on from them.
+        self._leads = Switches()
+        self._stretch = self._outer_before = 0  # that stretch, and the outer passes that were over when it began
+        self._begun_at = (0, 0)  # where the last outer pass was begun
 
     def begin(self, *, is_inner: bool = False) -> int | None:
         """Another pass: the number of its first batch, or None when the whole pass is over already."""
         self._outer += not is_inner
+        self._begun_at = self._begun_at if is_inner else self._place
         self._has_outer_led = self._has_outer_led and is_inner
         is_replaced = self._awaits_inner and self._outer == self._resumed_outer - 1 and not self._has_resumed_outer_led
         self._is_inner, self.order, self._given = is_inner or is_replaced, "", 0
         self._is_open = self._is_inner or self._outer >= self._resumed_outer
         if not self._is_open:
             self.number += 1
+            self._has_ended_led = self._leads.at(self._place)
             return None
         passes, batches = self._resumed
         is_awaited = self.number < passes and self._is_inner == self._awaits_inner
@@ -76,12 +83,15 @@ class Passes:
     @property
     def has_led(self) -> bool:
         """Whether a loop went through the pass that has ended last: it did not only follow one through another."""
-        return not self._is_inner and self._leads.at(self._outer)
+        return not self._is_inner and self._has_ended_led
 
     def end(self) -> None:
         self._is_open = False
         if not self._is_inner:
-            self._leads.add(self._outer, self._has_outer_led)
+            self._has_ended_led = self._has_outer_led
+            if self._begun_at[0] < self._stretch:  # a script that is run again may begin it there, or here
+                self._leads.add(self._begun_at, self._has_outer_led)
+            self._leads.add(self._place, self._has_outer_led)
         if self._is_idle:  # it was over before the epoch began, and its iterator is found out only now to be left
             self.begin_epoch()
 
@@ -100,9 +110,17 @@ class Passes:
         return (*self.position, self._is_open)
 
     @property
+    def _outer_over_here(self) -> int:
+        return self._outer if self._is_open and not self._is_inner else self._outer + 1
+
+    @property
     def _outer_over(self) -> int:
-        here = self._outer if self._is_open and not self._is_inner else self._outer + 1
-        return max(here, self._resumed_outer)
+        return max(self._outer_over_here, self._resumed_outer)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Of the last outer pass."""
+        return self._stretch, self._outer - self._outer_before
 
     @property
     def is_resumed(self) -> bool:
@@ -113,13 +131,19 @@ class Passes:
         """The fingerprint that the order of the pass under way had in the run that was saved; "" if it is not known."""
         return self._resumed_order if self.is_resumed else ""
 
+    def begin_stretch(self, stretch: int) -> None:
+        """Another epoch begins, or a loop over epochs is behind the script: done, left or left out."""
+        self._stretch, self._outer_before = stretch, self._outer_over_here
+
     def begin_epoch(self) -> None:
         self._at_epoch, self._is_idle = (self.position[0], self._outer_over), self._is_open
+        self._outer_before = self._at_epoch[1]
 
     def begin_resumed_epoch(self) -> None:
         """The script has left out what came before this epoch: so do the passes."""
         if not self._is_open:  # else it began before the loop over epochs, and goes on
             self.number, self._outer = (passes - 1 for passes in self._at_epoch)
+        self._outer_before = self._at_epoch[1]
 
     @property
     def is_at_epoch(self) -> bool:
@@ -139,7 +163,7 @@ class Passes:
         is_inner = self._is_inner if self._is_open else self._awaits_inner
         outer = {"outer": self._outer_over, "outer_at_epoch": self._at_epoch[1], "outer_led": self._has_outer_led}
         outer |= {"is_inner": is_inner, "is_at_epoch": self.is_at_epoch}
-        return where | outer | {"at_epoch": self._at_epoch[0], "order": order, "leads": self._leads.capture()}
+        return where | outer | {"at_epoch": self._at_epoch[0], "order": order, "led": self._leads.capture()}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a saved position; where this is it already, nothing changes."""
@@ -150,35 +174,54 @@ class Passes:
             self._has_outer_led = self._has_resumed_outer_led = bool(state.get("outer_led", True))
             self._at_epoch = int(state["at_epoch"]), int(state.get("outer_at_epoch", state["at_epoch"]))
             self._awaits_inner = bool(state.get("is_open", True) and state.get("is_inner", False))
-            self._leads.restore(state.get("leads", [[0, 1]]))
+            # As they were saved before: by their numbers alone, which are right where no loop over epochs is left out.
+            by_number = [[0, number, flag] for number, flag in state.get("leads", [[0, 1]])]
+            self._leads.restore(state.get("led", by_number))
+
+
+def stretch_in(call: int) -> int:
+    """The epochs of a loop, of which one at a time is known; loops count from 1.
+
+    >>> stretch_after(0), stretch_in(1), stretch_after(1), stretch_in(2)
+    (0, 1, 2, 3)
+    """
+    return 2 * call - 1
+
+
+def stretch_after(call: int) -> int:
+    """What comes between this loop over epochs and the next one."""
+    return 2 * call
 
 
 class Switches:
-    """A flag for each of many numbers, in few of which it changes.
+    """A flag for each of many places that come in their order, in few of which it changes.
 
     >>> leads = Switches()
     >>> for number in range(9):
-    ...     leads.add(number, number in (3, 4))
-    >>> leads.capture(), leads.at(2), leads.at(4), leads.at(8)
-    ([[0, 0], [3, 1], [5, 0]], False, True, False)
+    ...     leads.add((0, number), number in (3, 4))
+    >>> leads.capture(), leads.at((0, 2)), leads.at((0, 4)), leads.at((2, 0))
+    ([[0, 0, 0], [0, 3, 1], [0, 5, 0]], False, True, False)
     """
 
     def __init__(self) -> None:
-        self._changes: list[list[int]] = []  # from which number on, to what
+        self._changes: list[tuple[tuple[int, int], bool]] = []  # from which place on, to what
 
-    def add(self, number: int, flag: bool) -> None:
-        if not self._changes or (number > self._changes[-1][0] and flag != bool(self._changes[-1][1])):
-            self._changes.append([number, int(flag)])
+    def add(self, place: tuple[int, int], flag: bool) -> None:
+        """What is known of this place and later ones is of an epoch before: all epochs of a loop have the same."""
+        while self._changes and self._changes[-1][0] >= place:
+            self._changes.pop()
+        if not self._changes or flag != self._changes[-1][1]:
+            self._changes.append((place, flag))
 
-    def at(self, number: int) -> bool:
-        before = bisect.bisect_right(self._changes, [number, 1])
+    def at(self, place: tuple[int, int]) -> bool:
+        before = bisect.bisect_right(self._changes, (place, True))
         return bool(before and self._changes[before - 1][1])
 
     def capture(self) -> list[list[int]]:
-        return [list(change) for change in self._changes]
+        return [[*place, int(flag)] for place, flag in self._changes]
 
     def restore(self, changes: list[list[int]]) -> None:
-        self._changes = [[int(number), int(flag)] for number, flag in changes]
+        self._changes = [((int(stretch), int(number)), bool(flag)) for stretch, number, flag in changes]
 
 
 KEPT = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow.python.eager import context
 
-from duoka.data.position import Epochs, Saves
+from duoka.data.position import Epochs, Saves, stretch_after, stretch_in
 from duoka.data.trail import Place, Trail
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
@@ -44,6 +44,7 @@ class Capture:
         self.saves = Saves(tell)
         self.batch = 0  # handed out by whoever led a loop
         self.sources: list[Source] = []
+        self._stretch = 0  # of the script: see Passes
         self._num_added = 0  # datasets that the script has distributed, those of epochs that are left out included
         self._is_at_end_of_epochs = False  # the state that was restored, if its last loop over epochs was over
         self._positions: dict[int, dict[str, Any]] = {}  # of datasets that are still to be distributed
@@ -60,6 +61,7 @@ class Capture:
         source = Source()
         self.sources.append(source)
         self._numbers.append(self._num_added)
+        source.passes.begin_stretch(self._stretch)
         if self._num_added in self._positions:
             source.resume(self._positions.pop(self._num_added))
         self._num_added += 1
@@ -68,6 +70,7 @@ class Capture:
     def begin_epoch(self, is_resumed: bool) -> None:
         self.saves.begin_epoch()
         self.trail.begin_epoch(is_resumed)
+        self._begin_stretch(stretch_in(self.epochs.num_calls))
         if is_resumed:
             for source in self.sources:
                 source.passes.begin_resumed_epoch()
@@ -87,6 +90,16 @@ class Capture:
         for source in self.sources:
             source.passes.begin_epoch()
         self._epoch_start = {"datasets": self._num_added, "generators": None}
+
+    def end_stretch(self) -> None:
+        """A loop over epochs has ended, was left, or was over when the run was saved."""
+        self.trail.end_epochs(self.epochs.num_calls)
+        self._begin_stretch(stretch_after(self.epochs.num_calls))
+
+    def _begin_stretch(self, stretch: int) -> None:
+        self._stretch = stretch
+        for source in self.sources:
+            source.passes.begin_stretch(stretch)
 
     @property
     def is_repeating(self) -> bool:

@@ -144,7 +144,7 @@ class Course:
             raise walked_again()
 
     def _end_stretch(self) -> None:
-        self._trail.end_epochs(self.epochs.num_calls)
+        self._capture.end_stretch()
 
     def _come_by_finished(self) -> None:
         self._end_stretch()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from duoka.data.position import Epochs, Saves
+from duoka.data.position import Epochs, Saves, stretch_after, stretch_in
 from duoka.data.trail import EPOCH, Trail
 from duoka.errors import CheckpointError
 from duoka.frameworks import generators
@@ -92,6 +92,7 @@ class Capture:
         self._trail = trail
         self._also = also
         self.saves = Saves(tell)
+        self._stretch = 0  # of the script: see Passes
         self._numbers: list[int] = []  # of the loaders that are prepared
         self._num_added = 0  # loaders that the script has prepared, those of epochs that are left out included
         self._at_epoch = 0  # the same, when the epoch under way began, or the last loop over epochs ended
@@ -244,6 +245,7 @@ class Capture:
         """One that is prepared after a state was restored has its position in it."""
         self._parts.loaders.append(loader)
         self._numbers.append(self._num_added)
+        loader.passes.begin_stretch(self._stretch)
         if self._num_added in self._positions:
             loader.passes.resume(self._positions.pop(self._num_added))
         self._num_added += 1
@@ -274,6 +276,7 @@ class Capture:
     def begin_epoch(self, is_resumed: bool) -> None:
         self.saves.begin_epoch()
         self._trail.begin_epoch(is_resumed)
+        self._begin_stretch(stretch_in(self._epochs.num_calls))
         if is_resumed:
             self._num_added = max(self._num_added, self._at_epoch)
             for loader in self._parts.loaders:
@@ -307,6 +310,16 @@ class Capture:
         self._at_epoch = self._num_added
         for loader in self._parts.loaders:
             loader.passes.begin_epoch()
+
+    def end_stretch(self) -> None:
+        """A loop over epochs has ended, was left, or was over when the run was saved."""
+        self._trail.end_epochs(self._epochs.num_calls)
+        self._begin_stretch(stretch_after(self._epochs.num_calls))
+
+    def _begin_stretch(self, stretch: int) -> None:
+        self._stretch = stretch
+        for loader in self._parts.loaders:
+            loader.passes.begin_stretch(stretch)
 
     def leave_out(self, goes_on: bool) -> bool:
         """The script has left out the last loop over epochs. Says whether the run was saved there, and not later."""
