@@ -176,6 +176,14 @@ def test_whether_passes_led_is_known_behind_loops_over_epochs_that_are_left_out(
     assert again.led == [*between, (3, True), (3, False)]
 
 
+def test_a_pass_that_follows_after_a_save_between_passes_is_not_taken_for_the_one_that_led_before():
+    first = Scripted()
+    first.walk(True)
+    again = Scripted({"epochs": first.epochs.capture(), "passes": first.passes.capture()})
+    again.walk(True, False, True)
+    assert again.led == [(0, True), (0, False), (0, True)]
+
+
 def test_whether_passes_led_takes_no_more_room_with_every_epoch():
     script = Scripted()
     for _ in script.epochs.walk(100):
@@ -328,6 +336,35 @@ def test_an_iterator_that_is_made_anew_in_bodies_goes_on_wherever_it_is_stopped(
     third = Follower(saved, in_epochs=in_epochs)
     third.run(20 - stop - again)
     assert first.drawn + second.drawn + third.drawn == calm.drawn
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_an_inner_pass_under_way_is_not_forgotten_by_a_run_that_is_saved_again_before_it_comes_to_it(leads):
+    """As a mark for workers that come back is: members write it when the epoch begins, before any body."""
+
+    def begin_outer(passes: Passes) -> None:
+        passes.begin()
+        if passes.is_open:
+            passes.give()
+            passes.lead()
+            passes.end()
+
+    first = Passes()
+    if leads:
+        begin_outer(first)
+    assert first.begin(is_inner=True) == 0
+    first.order = "abc"
+    for _ in range(2):
+        first.give()
+    saved = first.capture()
+    for _ in range(3):
+        again = Passes()
+        again.resume(saved)
+        if leads:
+            begin_outer(again)
+        assert again.where == (*first.position, False)
+        saved = again.capture()
+    assert (again.begin(is_inner=True), again.number, again.expected_order()) == (2, first.number, "abc")
 
 
 def test_an_iterator_that_is_left_in_a_variable_when_an_epoch_begins_was_over_before():

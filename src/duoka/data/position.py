@@ -65,7 +65,8 @@ class Passes:
         is_awaited = self.number < passes and self._is_inner == self._awaits_inner
         if is_awaited and (self._is_inner or self._outer == self._resumed_outer):
             self.number, self._given = passes, batches
-            self._has_outer_led = self._has_resumed_outer_led
+            # Of a pass that had given nothing it is not known: what was saved is of the one before.
+            self._has_outer_led = self._has_resumed_outer_led and (self._is_inner or batches > 0)
         else:
             self.number = max(self.number, passes - 1 + self._awaits_inner) + 1
         self._awaits_inner = False
@@ -158,10 +159,12 @@ class Passes:
             self.begin_resumed_epoch()
 
     def capture(self) -> dict[str, Any]:
-        (passes, batches, is_open), order = self.where, self.order if self._is_open else ""
+        passes, batches, is_open = self.where
         where = {"passes": passes, "batches": batches, "is_open": is_open}
-        is_inner = self._is_inner if self._is_open else self._awaits_inner
-        outer = {"outer": self._outer_over, "outer_at_epoch": self._at_epoch[1], "outer_led": self._has_outer_led}
+        order, is_inner, has_led = self.order if is_open else "", self._is_inner and is_open, self._has_outer_led
+        if not is_open and (passes, batches) == self._resumed:  # the script has not come to what was under way
+            order, is_inner, has_led = self._resumed_order, self._awaits_inner, self._has_resumed_outer_led
+        outer = {"outer": self._outer_over, "outer_at_epoch": self._at_epoch[1], "outer_led": has_led}
         outer |= {"is_inner": is_inner, "is_at_epoch": self.is_at_epoch}
         return where | outer | {"at_epoch": self._at_epoch[0], "order": order, "led": self._leads.capture()}
 
@@ -173,7 +176,8 @@ class Passes:
             self._resumed_outer = int(state.get("outer", position[0]))
             self._has_outer_led = self._has_resumed_outer_led = bool(state.get("outer_led", True))
             self._at_epoch = int(state["at_epoch"]), int(state.get("outer_at_epoch", state["at_epoch"]))
-            self._awaits_inner = bool(state.get("is_open", True) and state.get("is_inner", False))
+            # Also where none is open: a run that was saved twice had not come to it in between.
+            self._awaits_inner = bool(state.get("is_inner", False))
             # As they were saved before: by their numbers alone, which are right where no loop over epochs is left out.
             by_number = [[0, number, flag] for number, flag in state.get("leads", [[0, 1]])]
             self._leads.restore(state.get("led", by_number))
