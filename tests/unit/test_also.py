@@ -18,11 +18,19 @@ class Thing:
         self.value = state["value"]
 
 
+def test_the_states_of_objects_are_asked_for_once_at_a_place():
+    also, thing, asked = Also(), Thing(1), []
+    also.objects["thing"] = thing
+    thing.state_dict = lambda: asked.append(1) or {"value": 1}
+    assert also.look(100) == ({"thing": {"value": 1}}, True) and len(asked) == 1
+
+
 def test_what_a_script_does_again_begins_with_what_it_has_made_and_ends_with_what_was_saved():
     also, counter, large = Also(), Thing(1), Thing(np.zeros(200_000))
     also.objects |= {"counter": counter, "large": large}
     assert list(also.capture_small()) == ["counter"]
-    assert also.has_larger(4) and not also.has_larger(8), "what is never kept twice is not missed"
+    assert also.look(4) == ({}, False)
+    assert also.look(8) == ({"counter": {"value": 1}}, True), "what is never kept twice is not missed"
     saved = {"counter": {"value": 7}, "large": {"value": np.ones(200_000)}}
     also.restore(saved)
     assert counter.value == 7, "to be seen at once"

@@ -125,3 +125,21 @@ def test_a_generator_that_is_there_only_at_the_end_of_a_pass_was_drawn_from():
     script.drawn = [1, 2]
     script.trail.end_pass()
     assert script.trail.capture()["ends"]["0"]["generators"] == {"0": [1, 2]}
+
+
+def test_the_last_place_is_known_with_what_objects_were_like_there_and_so_it_is_when_it_is_taken_again():
+    def walk(script: Script) -> list:
+        seen = []
+        for number in range(3):
+            script.also = {"count": [number]} if not script.is_led else script.also
+            script.train(1)
+            seen.append(script.trail.last and (script.trail.last.counts, script.trail.last.also))
+        return seen
+
+    first = Script()
+    expected = walk(first)
+    assert expected == [([number + 1], {"count": [number]}) for number in range(3)]
+    again = Script(first.trail.capture())
+    assert walk(again) == expected
+    again.train(1)
+    assert again.trail.last is None, "nothing is known of it"

@@ -7,7 +7,7 @@ what the run was like there, so that it draws, counts and decides between them a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,7 @@ class Trail:
         self._ends: dict[str, Ends] = {}  # of the passes in each
         self._stretch, self._passes = "0", 0
         self._at_pass: Any = None  # generators, when the pass under way began
+        self.last: Place | None = None  # where the script came by last; None if nothing is known of it
 
     @property
     def place(self) -> str:
@@ -115,20 +116,22 @@ class Trail:
     def end_pass(self) -> None:
         ends = self._ends.setdefault(self._stretch, Ends())
         if not self._is_led():
-            place = self._describe(_SMALL)
+            place = self.last = self._describe(_SMALL)
             ends.add(place, self._passes, has_drawn=not _equal(place.generators, self._at_pass))
-        elif self._passes < len(ends.counts):
-            self._take_end(ends)
+        else:
+            self.last = self._take_end(ends) if self._passes < len(ends.counts) else None
         self._passes += 1
 
-    def _take_end(self, ends: Ends) -> None:
+    def _take_end(self, ends: Ends) -> Place:
         *counts, has_drawn, is_whole = ends.counts[self._passes]
         generators = ends.generators.get(self._passes)
         if has_drawn and generators is None:
             self._tell(_NOT_DRAWN)
         if not is_whole:
             self._tell(_LEFT_OUT)
-        self._take(Place(counts, ends.also.get(self._passes, {}), generators))
+        place = Place(counts, ends.also.get(self._passes, {}), generators)
+        self._take(place)
+        return place
 
     def begin_epoch(self, is_resumed: bool) -> None:
         self._stretch, self._passes = EPOCH, 0
@@ -144,17 +147,21 @@ class Trail:
 
     def _begin_stretch(self) -> None:
         if not self._is_led():
-            self._starts[self._stretch], self._ends[self._stretch] = self._describe(_LARGE), Ends()
+            place = self._starts[self._stretch] = self._describe(_LARGE)
+            self.last, self._ends[self._stretch] = replace(place), Ends()  # nothing of it is left out below
             with_generators = [place for place in self._starts.values() if place.generators is not None]
             if len(with_generators) > _MOST_GENERATORS:
                 with_generators[0].generators = None
             with_also = [place for place in self._starts.values() if place.also]
             if sum(count_bytes(place.also) for place in with_also) > _MOST_LARGE:
                 with_also[0].also, with_also[0].is_whole = {}, False
-        elif (start := self._starts.get(self._stretch)) is not None:
+        elif (start := self._starts.get(self._stretch)) is None:
+            self.last = None
+        else:
             for line in ([_NOT_DRAWN] if start.generators is None else []) + ([] if start.is_whole else [_LEFT_OUT]):
                 self._tell(line)
             self._take(start)
+            self.last = start
 
     def capture(self) -> dict[str, Any]:
         starts = {name: dict(vars(place)) for name, place in self._starts.items()}

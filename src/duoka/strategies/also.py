@@ -21,13 +21,14 @@ class Also:
 
     def capture_small(self, largest_bytes: int = _LARGEST_BYTES) -> dict[str, Any]:
         """Copies, of those that are not larger."""
-        states = self.capture().items()
-        return {name: copy.deepcopy(state) for name, state in states if count_bytes(state) <= largest_bytes}
+        return self.look(largest_bytes)[0]
 
-    def has_larger(self, largest_bytes: int) -> bool:
-        """Whether it left out some that are still small enough to be kept twice elsewhere."""
-        sizes = [count_bytes(state) for state in self.capture().values()]
-        return any(largest_bytes < size <= _LARGEST_BYTES for size in sizes)
+    def look(self, largest_bytes: int) -> tuple[dict[str, Any], bool]:
+        """The same, and whether none is left out that is still small enough to be kept twice elsewhere."""
+        states = self.capture()  # once: it may be as expensive as the object is large
+        sizes = {name: count_bytes(state) for name, state in states.items()}
+        small = {name: copy.deepcopy(state) for name, state in states.items() if sizes[name] <= largest_bytes}
+        return small, not any(largest_bytes < size <= _LARGEST_BYTES for size in sizes.values())
 
     def restore(self, states: dict[str, Any]) -> None:
         """For a script that begins at its top. What it changes on its way to where the run is does not count."""

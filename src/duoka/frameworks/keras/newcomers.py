@@ -9,25 +9,20 @@ near. Nothing that is exchanged within a `fit` is written down: the state makes 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from duoka.checkpoint.tree import describe, rebuild
 from duoka.collectives.joining import Joining, Later, unrecorded
-from duoka.data.sizes import count_bytes
 from duoka.errors import CannotJoin, CheckpointError
 from duoka.frameworks.handing import take
+from duoka.frameworks.marks import choose_handed, pack, unpack
 
 if TYPE_CHECKING:
     from duoka.strategies.borders import Borders
     from duoka.strategies.strategy import Restorable
 
 Record = dict[str, Any]
-_LARGEST_BYTES = 1 << 12  # of an object of the user's, at the end of a fit
 
 
 class Newcomers:
@@ -67,14 +62,14 @@ class Newcomers:
             if not self._is_refused:
                 self._joining.allow()
         elif self._joining.is_behind:
-            return _unpack(self._joining.take_mark(_name(number)))
+            return unpack(self._joining.take_mark(_name(number)))
         return None
 
     def join(self, number: int) -> Record | None:
         """A newcomer waits for the others' next border. None: it has joined; otherwise they have ended this fit."""
         assert self._joining is not None
         facts = self._joining.pass_by(_name(number), partial(take, self._adapter, self._borders.also))
-        return None if facts is None else _unpack(facts)
+        return None if facts is None else unpack(facts)
 
     def approach(self, number: int, is_near: Callable[[], bool]) -> Record | None:
         """The same, once the state has been read and `is_near` says so; before that nobody waits for this worker."""
@@ -89,7 +84,7 @@ class Newcomers:
             facts = self._joining.pass_by(_name(number), take_or_go_on)
         except Later:
             return None
-        return None if facts is None else _unpack(facts)
+        return None if facts is None else unpack(facts)
 
     def compare_batches(self, here: int, others: int | None) -> None:
         """A batch of a stream, and theirs: what this worker reads must be what they have read."""
@@ -106,7 +101,7 @@ class Newcomers:
     def wait_for_end(self, number: int) -> Record:
         """A fit that trains nothing has no border to join at."""
         assert self._joining is not None
-        return _unpack(self._joining.take_mark(_name(number)))
+        return unpack(self._joining.take_mark(_name(number)))
 
     def unrecorded(self) -> Any:
         return unrecorded(self._joining)
@@ -114,43 +109,13 @@ class Newcomers:
     def end_fit(self, number: int, record: Record) -> None:
         if self._joining is None or self._is_refused or self._joining.is_newcomer:
             return
-        also = {name: state for name, state in record["also"].items() if _is_handed(state)}
         try:
-            facts = _pack(record | {"also": also})
+            facts = pack(record | {"also": choose_handed(record["also"])})
         except CheckpointError as error:
             self.refuse(f"what a callback keeps cannot be handed over ({error.what})")
         else:
             self._joining.mark(_name(number), facts)
 
 
-def _is_handed(state: Any) -> bool:
-    """Of an object of the user's: all marks of a run are kept, and they hold no tensors of frameworks."""
-    try:
-        return state is not None and count_bytes(state) <= _LARGEST_BYTES and bool(_pack(state))
-    except CheckpointError:
-        return False
-
-
 def _name(number: int) -> str:
     return f"the end of fit {number}"
-
-
-def _pack(record: Record) -> Record:
-    def put(value: Any, place: str) -> Record | None:
-        if not isinstance(value, (np.ndarray, np.generic)):
-            return None
-        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        kind = "array" if isinstance(value, np.ndarray) else "number"
-        return {"data": data, "dtype": str(value.dtype), "shape": list(value.shape), "kind": kind}
-
-    return {"record": describe(record, put)}
-
-
-def _unpack(facts: Record) -> Record:
-    def get(stored: Record) -> Any:
-        array = np.frombuffer(base64.b64decode(stored["data"]), stored["dtype"]).reshape(stored["shape"]).copy()
-        return array if stored["kind"] == "array" else array[()]
-
-    record = rebuild(facts["record"], get)
-    assert isinstance(record, dict)
-    return record

@@ -154,7 +154,7 @@ class Capture:
     # Places between loops.
 
     def _describe(self, largest_bytes: int) -> Place:
-        also, is_whole = self._also.capture_small(largest_bytes), not self._also.has_larger(largest_bytes)
+        also, is_whole = self._also.look(largest_bytes)
         return Place([self.step, self.batch], also, capture_generators(), is_whole)
 
     def _take(self, place: Place) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from duoka.collectives.joining import Joining
 from duoka.frameworks.generators import as_plain, from_plain
 from duoka.frameworks.handing import take
+from duoka.frameworks.marks import describe_also, take_also
 from duoka.frameworks.tensorflow.capture import Capture, capture_generators, restore_generators
 from duoka.frameworks.tensorflow.loader import Source
 from duoka.strategies.also import Also
@@ -52,7 +53,8 @@ class Newcomers:
         joining = self._joining
         if joining is not None and not joining.is_newcomer and not self._is_led:
             joining.end_step()
-            joining.mark(self._name(source), {"position": source.capture()} | self._counts())
+            facts = {"position": source.capture()} | self._counts(with_also=source.passes.has_led)
+            joining.mark(self._name(source), facts)
 
     def _name(self, source: Source) -> str:
         return f"the end of a pass over dataset {self._capture.number_of(source)}"
@@ -103,9 +105,12 @@ class Newcomers:
     def _name_of_epochs(call: int) -> str:
         return f"an epoch of loop {call}"
 
-    def _counts(self) -> dict[str, Any]:
-        return {"step": self._capture.step, "batch": self._capture.batch}
+    def _counts(self, *, with_also: bool = True) -> dict[str, Any]:
+        """Passes that only follow may end later than those whose bodies have changed the user's objects."""
+        also = describe_also(self._capture.trail.last) if with_also else {}
+        return {"step": self._capture.step, "batch": self._capture.batch} | also
 
     def _count(self, facts: dict[str, Any]) -> None:
-        """What `strategy.step` shows between loops."""
+        """What `strategy.step` and the user's objects show between loops."""
         self._capture.count(facts["step"], facts["batch"])
+        take_also(self._also, facts)

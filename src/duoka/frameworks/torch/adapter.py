@@ -61,10 +61,10 @@ class TorchAdapter:
         self._parts = Parts()
         self._models, self._optimizers = self._parts.models, self._parts.optimizers
         self.tell_once = Telling(collective).tell_once
-        self._trail = Trail(
+        self.trail = Trail(
             self._describe, self._take, capture_generators, lambda: self.loop.is_replaying, self.tell_once
         )
-        self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once, self._trail)
+        self.evaluation = Evaluation(collective, self.loop, device, self._models, self.tell_once, self.trail)
         self.tensors = Tensors(device)
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self._prepared: dict[int, Any] = {}
@@ -89,7 +89,7 @@ class TorchAdapter:
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
             at_start=self._begin_loop,
-            at_end=self._trail.end_pass,
+            at_end=self.trail.end_pass,
             at_border=self._come_by_border,
             is_saved=lambda: self.options.borders.is_state_wanted,
             newcomers=self._newcomers,
@@ -111,7 +111,7 @@ class TorchAdapter:
             self.epochs,
             self.gradients.refresh,
             self.tell_once,
-            self._trail,
+            self.trail,
             self.options.borders.also,
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
@@ -295,9 +295,8 @@ class TorchAdapter:
     def _describe(self, largest_bytes: int) -> Place:
         """What is known of this place between loops, for a script that comes by it again."""
         counts = [self.loop.step, self.loop.batch, *self.evaluation.capture()]
-        also = self.options.borders.also
-        states, is_whole = also.capture_small(largest_bytes), not also.has_larger(largest_bytes)
-        return Place(counts, states, capture_generators(), is_whole)
+        also, is_whole = self.options.borders.also.look(largest_bytes)
+        return Place(counts, also, capture_generators(), is_whole)
 
     def _take(self, place: Place) -> None:
         self.loop.step, self.loop.batch, *evaluations = place.counts
@@ -309,7 +308,7 @@ class TorchAdapter:
     def _begin_loop(self) -> None:
         self._capture.saves.begin_pass()
         self.options.borders.at_start(self)
-        self._trail.begin_pass()
+        self.trail.begin_pass()
 
     def _come_by_border(self, compare: Callable[[], None]) -> None:
         self._capture.saves.begin_step()
@@ -317,7 +316,7 @@ class TorchAdapter:
 
     @property
     def is_repeating(self) -> bool:
-        return self.loop.is_replaying and not self._trail.is_at_top
+        return self.loop.is_replaying and not self.trail.is_at_top
 
     def come_to_save(self) -> bool:
         return self._capture.come_to_save()

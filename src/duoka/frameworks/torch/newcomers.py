@@ -13,8 +13,10 @@ from duoka.collectives.joining import Joining
 from duoka.data.position import Epochs
 from duoka.frameworks.generators import as_plain, from_plain
 from duoka.frameworks.handing import take
+from duoka.frameworks.marks import describe_also, take_also
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.loop import Loop
+from duoka.strategies.also import Also
 
 if TYPE_CHECKING:
     from duoka.frameworks.torch.adapter import TorchAdapter
@@ -36,6 +38,10 @@ class Newcomers:
         return self._adapter.epochs
 
     @property
+    def _also(self) -> Also:
+        return self._adapter.options.borders.also
+
+    @property
     def _is_led(self) -> bool:
         """This worker has joined, and is on its way to the batch at which it did: the others have left marks before."""
         return self._has_joined and self._loop.is_replaying
@@ -54,9 +60,7 @@ class Newcomers:
         elif not joining.is_newcomer:
             joining.allow()
         else:
-            facts = joining.pass_by(
-                self._name(loader), partial(take, self._adapter, self._adapter.options.borders.also)
-            )
+            facts = joining.pass_by(self._name(loader), partial(take, self._adapter, self._also))
             self._has_joined = facts is None
             if facts is not None:
                 loader.passes.resume(facts["passes"])
@@ -67,7 +71,8 @@ class Newcomers:
         if joining is None or joining.is_newcomer or self._loop.body is not None or self._is_led:
             return
         joining.end_step()  # of a batch that was left in its middle
-        joining.mark(self._name(loader), {"passes": loader.passes.capture()} | self._counts())
+        facts = {"passes": loader.passes.capture()} | self._counts(with_also=loader.passes.has_led)
+        joining.mark(self._name(loader), facts)
 
     def _name(self, loader: PreparedLoader) -> str:
         return f"the end of a pass over loader {self._adapter.number_of(loader)}"
@@ -121,11 +126,14 @@ class Newcomers:
     def _name_of_epochs(call: int) -> str:
         return f"an epoch of loop {call}"
 
-    def _counts(self) -> dict[str, Any]:
-        evaluations = self._adapter.evaluation.capture()
-        return {"step": self._loop.step, "batch": self._loop.batch, "evaluations": evaluations}
+    def _counts(self, *, with_also: bool = True) -> dict[str, Any]:
+        """Passes that only follow may end later than those whose bodies have changed the user's objects."""
+        counts = {"step": self._loop.step, "batch": self._loop.batch}
+        also = describe_also(self._adapter.trail.last) if with_also else {}
+        return counts | {"evaluations": self._adapter.evaluation.capture()} | also
 
     def _count(self, facts: dict[str, Any]) -> None:
-        """What `strategy.step` shows between loops, and by which numbers calls there are known."""
+        """What `strategy.step` and the user's objects show between loops, and by which numbers calls are known."""
         self._loop.step, self._loop.batch = facts["step"], facts["batch"]
         self._adapter.evaluation.restore(facts["evaluations"])
+        take_also(self._also, facts)
