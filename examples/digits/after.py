@@ -3,6 +3,7 @@
 python examples/digits/after.py                                     every card here; without one, one CPU
 duoka run --devices 4 examples/digits/after.py                      4 cards; without them, 4 virtual CPU devices
 duoka run --devices 1 --replicas 4 examples/digits/after.py         4 replicas on 1 worker: the same bits as on 4
+duoka run --devices 4 examples/digits/after.py --checkpoints saved  ended in the middle, it goes on when started again
 """
 
 import argparse
@@ -20,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=12)
 parser.add_argument("--dropout", type=float, default=0.25)
 parser.add_argument("--in-order", action="store_true", help="do not shuffle the training set")
+parser.add_argument("--checkpoints", help="a directory to save the run in, and to go on from")
 parser.add_argument("--weights", help="write the trained weights to this safetensors file")
 options = parser.parse_args()
 
@@ -31,6 +33,8 @@ train_set, test_set = load_sets()
 train_loader = DataLoader(train_set, batch_size=64, shuffle=not options.in_order)
 test_loader = DataLoader(test_set, batch_size=100)
 model, optimizer, train_loader = strategy.prepare(model, optimizer, train_loader)
+if options.checkpoints:
+    strategy.checkpoint(options.checkpoints, every_steps=50)
 
 for _ in strategy.epochs(options.epochs):
     for images, labels in train_loader:

@@ -138,7 +138,7 @@ class WorkerSession:
         if attached is not None:
             attached.checks_at_end.append(function)
         else:
-            atexit.register(function)  # Python shows an error from there
+            atexit.register(_unless_it_failed, function)  # Python shows an error from there
 
     def fingerprint(self) -> dict[str, str]:
         return take_fingerprint(self.device, self._plan.threads)
@@ -170,3 +170,9 @@ class WorkerSession:
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Already on the workers: simply run it."""
         return function(*args)
+
+
+def _unless_it_failed(function: Callable[[], None]) -> None:
+    """At the end of a process alone: Python keeps the error that has ended its script."""
+    if not hasattr(sys, "last_value"):
+        function()

@@ -122,3 +122,34 @@ def test_another_one_that_is_lost_at_its_end_leaves_nothing_missing(tmp_path):
     script = SCRIPT.replace('print("hash"', 'if strategy.worker == 1: os.kill(os.getpid(), 9)\nprint("hash"')
     ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(60, LEAVES)
     assert ended.code == 0 and (tmp_path / "model.pt").exists(), ended.err
+
+
+INTERRUPTED = SCRIPT.replace(
+    "        optimizer.step()\n",
+    """        optimizer.step()
+        strategy.mean(x.mean())  # known once the batch has ended: it is asked of the others then
+        if strategy.step >= 6:
+            print("in a body", flush=True)
+            time.sleep(60)
+""",
+)
+
+
+def test_ctrl_c_in_a_body_shows_no_frames_of_ours_and_says_what_is_saved(tmp_path):
+    run = start(tmp_path, INTERRUPTED.replace('"../saved"', '"../saved", every_steps=2'), "saved", program=DUOKA_RUN)
+    run.wait_for("in a body", timeout_s=60)
+    run.signal(signal.SIGINT)
+    ended = run.finish(60, LEAVES)
+    assert ended.code == 130 and "Traceback" not in ended.err and "Exception ignored" not in ended.err, ended.err
+    assert any(
+        line.startswith("the script has not come to its end: step 6 is the last one that is saved in")
+        for line in ended.said()
+    ), ended.err
+
+
+def test_a_resumed_script_that_goes_another_way_and_leaves_by_sys_exit_is_an_error(tmp_path):
+    script = SCRIPT.replace("epoch in strategy.epochs(3)", "epoch in range(3)") + "sys.exit(0)"
+    script = script.replace('"../saved"', '"../saved", every_steps=2')
+    assert start(tmp_path, script, "saved", program=DUOKA_RUN).finish(60, LEAVES).code == 0
+    ended = start(tmp_path, script.replace("range(3)", "range(1)"), "saved", program=DUOKA_RUN).finish(60, LEAVES)
+    assert ended.code == 1 and "The script has ended before it came to where the run was saved" in ended.err, ended.err

@@ -139,7 +139,7 @@ def test_a_loss_in_a_step_that_cannot_be_done_again_ends_with_the_bits_of_a_calm
         WHO.format(0, 6) + "and go back to the checkpoint of step 4 (2 of at most 3 times).",
         WHO.format(1, 13) + "and go back to the checkpoint of step 12 (3 of at most 3 times).",
     ]
-    assert re.findall(r"resumed from .*?: step (\d+), epoch (\d+), batch (\d+)", ended.err) == [
+    assert re.findall(r"resumed from .*?: step (\d+), after (\d+) epochs? and (\d+) batch", ended.err) == [
         ("4", "0", "4"),
         ("12", "2", "0"),
     ]
@@ -172,7 +172,7 @@ def test_two_that_differ_again_at_once_end_the_run_and_one_started_by_hand_goes_
     assert ended.err.count("go back to the checkpoint of step 3") == 1 and "ReplicasDiffer" in ended.err
     assert sorted(path.name for path in (tmp_path / "saved").glob("*/step-*")) == ["step-00000006"] * 2
     ended = train(tmp_path / "again", "both", every=3, saved=str(tmp_path / "saved"))
-    assert ended.code == 0 and "step-00000003: step 3, epoch 0, batch 3" in ended.err, ended.err
+    assert ended.code == 0 and "step-00000003: step 3, after 0 epochs and 3 batches" in ended.err, ended.err
     assert ended.facts() == calm
 
 

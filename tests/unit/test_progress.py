@@ -27,12 +27,12 @@ class Clock:
 class Loop:
     """A strategy's loop: each global batch comes by `bodies` times, with `rows` rows."""
 
-    def __init__(self, num_batches: int, bodies: int = 1, rows: int = 32) -> None:
-        self.num_batches, self.bodies, self.rows = num_batches, bodies, rows
+    def __init__(self, num_batches: int, bodies: int = 1, rows: int = 32, batches_before: int = 0) -> None:
+        self.num_batches, self.bodies, self.rows, self.batches_before = num_batches, bodies, rows, batches_before
         self.at: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        return self.num_batches
+        return self.batches_before + self.num_batches
 
     def __iter__(self):
         for batch in range(self.num_batches):
@@ -304,6 +304,18 @@ def test_on_a_terminal_one_line_is_drawn_again_and_a_last_one_stays(terminal, cl
     assert all("━" in line and "epoch 1" in line for line in seen)
     assert "2/3 batches 32 rows/s, loss 1.5, 1.0 s left" in seen[2]
     assert terminal.screen() == ["epoch 1: 3/3 batches, 32 rows/s, loss 2.5, 3.0 s", ""]
+
+
+def test_a_pass_that_goes_on_counts_from_where_it_was_and_its_speed_from_here(clock, stream):
+    loop = Loop(2, batches_before=3)
+    bar = progress(loop, clock, stream, desc="epoch 3", position=lambda: loop.at, interval_s=0)
+    for _ in bar:
+        clock.now += 1
+    assert stream.getvalue().splitlines() == [
+        "epoch 3: 3/5 batches",
+        "epoch 3: 4/5 batches, 32 rows/s, 1.0 s left",
+        "epoch 3: 5/5 batches, 32 rows/s, 2.0 s",
+    ]
 
 
 def test_what_the_script_prints_meanwhile_stays_above_the_bar(terminal, clock):

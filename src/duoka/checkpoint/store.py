@@ -63,7 +63,7 @@ class Store:
 
     def open(self) -> None:
         """Make the directory, and see that a checkpoint can be written there: where that can never be, say so now."""
-        with self._changing(f"Checkpoints cannot be kept in {self.directory}."):
+        with self._changing(f"Checkpoints cannot be kept in {self.directory}.", ""):
             make_folders(self._disk, self.directory)
             probe = self._path(partial_name("step-00000000"))  # a name that the next save would clean up
             try:
@@ -75,7 +75,7 @@ class Store:
 
     def claim(self, run: str) -> None:
         """Take the directory for this run until this process ends; another run in it is an error."""
-        with self._changing(f"Checkpoints cannot be kept in {self.directory}."):
+        with self._changing(f"Checkpoints cannot be kept in {self.directory}.", ""):
             claim(self.directory, run)
 
     def save(self, step: int, facts: dict[str, Any], state: Any, codecs: Sequence[Codec]) -> str:
@@ -217,12 +217,14 @@ class Store:
             yield list_places(self.directory)
 
     @contextmanager
-    def _changing(self, what: str) -> Iterator[None]:
+    def _changing(self, what: str, kept: str = "; older checkpoints are as they were") -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            why = f"{error.strerror or error}; older checkpoints are as they were."
-            raise CheckpointError(what, why=why, do="make room there, or choose another directory.") from error
+            why = f"{error.strerror or error}{kept}."
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            do = f"{'make room there, or ' if is_full else ''}choose a directory that can be written."
+            raise CheckpointError(what, why=why, do=do) from None
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)

@@ -174,7 +174,9 @@ class Progress:
         self._given = {}
         assert self._counter is not None
         try:
-            for item in self._iterable:
+            items = iter(self._iterable)
+            self._counter.before = getattr(self._iterable, "batches_before", 0)
+            for item in items:
                 self._counter.see(self._position(), self._clock())
                 self._show()
                 yield item
@@ -232,8 +234,8 @@ class Progress:
         seconds, total = self._clock() - counter.start, self._total
         speed = counter.mean_speed(seconds) if is_over else counter.speed
         left = None
-        if total is not None and counter.done and not is_over:
-            left = seconds / counter.done * max(0, total - counter.done)
+        if total is not None and counter.done > counter.before and not is_over:
+            left = seconds / (counter.done - counter.before) * max(0, total - counter.done)
         unit, speed_unit = ("batches", "rows") if counter.is_in_batches else ("", "")
         return Reading(
             self._desc, counter.done, total, unit, speed, speed_unit, tuple(self._known.items()), seconds, left
@@ -269,6 +271,7 @@ class _Counter:
     def __init__(self, start: float, items_per_batch: int) -> None:
         self.start = start
         self.rows = 0
+        self.before = 0  # batches of a pass that goes on where another process had come to
         self._items_per_batch = items_per_batch
         self._num_items = 0  # without a position
         self._num_batches = 0
@@ -307,7 +310,7 @@ class _Counter:
 
     @property
     def done(self) -> int:
-        return self._num_batches + self._num_items // self._items_per_batch
+        return self.before + self._num_batches + self._num_items // self._items_per_batch
 
     def _remember(self, now: float) -> None:
         if now - self._recent[-1][0] >= _WINDOW_S / 20:
@@ -317,7 +320,7 @@ class _Counter:
 
     @property
     def _amount(self) -> int:
-        return self.rows or self.done
+        return self.rows or self.done - self.before
 
     @property
     def speed(self) -> float | None:

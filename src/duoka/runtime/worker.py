@@ -98,17 +98,24 @@ def run_body(attached: Attachment, body: Callable[[], object]) -> int:
 
 def _run(attached: Attachment, body: Callable[[], object]) -> int:
     try:
-        body()
-        for check in attached.checks_at_end:
+        code = _call(body)
+        for check in attached.checks_at_end if code == 0 else ():
             check()
-        return 0
+        return code
     except (KeyboardInterrupt, Stopped):
         return _INTERRUPTED
-    except SystemExit as exit:
-        return _code_of(exit)
     except BaseException as error:
         _ignore_interrupts()
         return _report(attached, error)
+
+
+def _call(body: Callable[[], object]) -> int:
+    """A script may also end with `sys.exit(main())`."""
+    try:
+        body()
+    except SystemExit as exit:
+        return _code_of(exit)
+    return 0
 
 
 def _ignore_interrupts() -> None:

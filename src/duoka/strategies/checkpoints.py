@@ -48,7 +48,8 @@ class Checkpoints:
         self.resumes = False  # a run that is started again goes on from what is saved
         self.resumed_step: int | None = None  # what this run went on from
         self._has_begun = False  # a loop has, in this process
-        session.at_exit(self._tell_what_is_odd)
+        self._is_at_end = False  # the script has come to its end, or to where SIGTERM has ended it
+        session.at_exit(self._tell_what_is_kept)
         session.at_end_of_script(self._check_end)
 
     # Going on from one.
@@ -224,6 +225,7 @@ class Checkpoints:
                 failure = self._wait_for_last()
                 how = "is saved" if failure is None else "is NOT saved"
                 self._session.say(f"SIGTERM: step {training.step} {how} in {self._store.directory}")
+        self._is_at_end = True
         raise SystemExit(TERMINATED)
 
     def _facts(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -246,6 +248,15 @@ class Checkpoints:
         """Whether the script does again what it has done, on its way to where the run was saved."""
         return self._training is not None and self._training.is_repeating
 
+    def _tell_what_is_kept(self) -> None:
+        """The script was interrupted, or has failed."""
+        if self._is_at_end or not self._has_begun or not self._is_main():
+            return
+        steps = [receipt.step for receipt in self._receipts if receipt.is_saved]
+        step = steps[-1] if steps else self.resumed_step
+        kept = "nothing is saved" if step is None else f"step {step} is the last one that is saved"
+        self._session.say(f"the script has not come to its end: {kept} in {self._store.directory}")
+
     def _tell_what_is_odd(self) -> None:
         if not self._is_main():
             return
@@ -258,6 +269,8 @@ class Checkpoints:
             self._session.say("no loop has begun: objects in also= were as the script had made them, not as saved")
 
     def _check_end(self) -> None:
+        self._is_at_end = True
+        self._tell_what_is_odd()
         if self.resumed_step is not None and self.is_repeating:
             raise CheckpointError(
                 f"The script has ended before it came to where the run was saved, at step {self._first_step}.",
@@ -313,10 +326,11 @@ def _compare_runs(found: Found, facts: dict[str, Any]) -> None:
         ("seed", "with another seed the data come in another order"),
     ):
         if found.facts[name] != facts[name]:
+            at_most = f" (on {found.facts[name]} devices, or fewer)" if name == "replicas" else ""
             raise CheckpointError(
                 f"{found.path} is of a run with {name}={found.facts[name]}; this one has {name}={facts[name]}.",
                 why=f"{why}: it would not be the same run any more.",
-                do=f"use {name}={found.facts[name]}, another directory, or resume=False for a new run.",
+                do=f"use {name}={found.facts[name]}{at_most}, another directory, or resume=False for a new run.",
             )
 
 
@@ -338,10 +352,11 @@ def _list_changes(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str
 
 
 def _describe(facts: Mapping[str, Any]) -> str:
-    """Where the run goes on.
+    """Where the run goes on. Not "epoch 3", which is the third one to some and the fourth one to others.
 
     >>> _describe({"step": 120, "epoch": 3, "position": [{"passes": 3, "batches": 24}]})
-    'step 120, epoch 3, batch 24'
+    'step 120, after 3 epochs and 24 batches'
     """
-    batches = [place["batches"] for place in facts["position"] if place["batches"]]
-    return f"step {facts['step']}, epoch {facts['epoch']}, batch {batches[0] if batches else 0}"
+    epochs, batches = facts["epoch"], next((place["batches"] for place in facts["position"] if place["batches"]), 0)
+    counts = f"{epochs} epoch{'' if epochs == 1 else 's'} and {batches} batch{'' if batches == 1 else 'es'}"
+    return f"step {facts['step']}, after {counts}"

@@ -130,6 +130,11 @@ class Distributed(UnaryUnchangedStructureDataset):
         self._must_be_read = _remembers(dataset)
         super().__init__(dataset, dataset._variant_tensor)
 
+    @property
+    def batches_before(self) -> int:
+        """Of the pass under way, handed out before this process came to it; strategy.progress counts on from them."""
+        return self.source.first
+
     def __iter__(self) -> Iterator[Any]:
         if is_open() or not tf.executing_eagerly():
             graph_s: Iterator[Any] = super().__iter__()

@@ -11,7 +11,7 @@ from torch import nn
 from duoka.collectives.collective import Collective
 from duoka.collectives.joining import unrecorded
 from duoka.data.shares import share
-from duoka.errors import CheckpointError, DuokaError, MismatchError
+from duoka.errors import CheckpointError, DuokaError, MismatchError, Stopped
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.evaluation import Evaluation
@@ -213,6 +213,8 @@ class Course:
                 )
         except DuokaError as error:  # nothing can be raised from here: it is the next loop that hears of it
             self._left = error
+        except Stopped:  # the run ends, and whoever has left this loop did so for it
+            pass
 
     def _tell_of_leaving(self, text: str) -> None:
         """Not after a loss in this batch: most likely it has raised, in a call of the user's, and nobody left."""

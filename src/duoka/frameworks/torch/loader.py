@@ -92,6 +92,7 @@ class PreparedLoader(Ending):
         self._device = device
         self._hooks = hooks
         self.passes = Passes()
+        self.batches_before = 0  # of the pass under way, given out before this process came to it
         self._is_leading = False  # a body of the loop over it is under way
         self._cycles = Cycles()
         self.is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
@@ -112,6 +113,7 @@ class PreparedLoader(Ending):
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        self.batches_before = 0
         if self._hooks.is_evaluating():
             return self._evaluate()
         self._check_batch_size()
@@ -119,6 +121,7 @@ class PreparedLoader(Ending):
         self._hooks.begin_loop()
         self._hooks.begin_pass(self)
         first = self.passes.begin(is_inner=self._loop.body is not None and not self._is_leading)
+        self.batches_before = first or 0
         if first is None:
             self._hooks.end_pass(self)
             return Finished(self.passes, self._leave_out_finished)
