@@ -134,9 +134,19 @@ def test_memory_for_the_first_save_is_made_once_after_the_first_step(session, tm
 def test_a_run_that_has_saved_nothing_does_not_talk_of_checkpoints(session, tmp_path):
     training = Training()
     walk(begin(session, tmp_path, training, every=100), training, 3)
-    for function in session.exits:
+    for function in (*session.ends, *session.exits):
         function()
     assert session.said == [] and Store(tmp_path).names() == []
+
+
+@pytest.mark.parametrize(("every", "kept"), [(2, "step 4 is the last one that is saved"), (100, "nothing is saved")])
+def test_a_script_that_does_not_come_to_its_end_says_what_is_saved(session, tmp_path, every, kept):
+    training = Training()
+    checkpoints = begin(session, tmp_path, training, every=every)
+    walk(checkpoints, training, 5)
+    checkpoints.wait()
+    session.exits[0]()
+    assert session.said == [f"the script has not come to its end: {kept} in {tmp_path}"]
 
 
 def test_a_save_that_failed_is_an_error_is_not_counted_and_is_tried_again(session, tmp_path):

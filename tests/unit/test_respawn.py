@@ -181,3 +181,12 @@ def test_a_newcomer_that_was_ready_in_time_is_not_mentioned(scene):
     scene.now += 61
     scene.respawn.see_to_late()
     assert scene.said == [] and scene.respawn.next_due() is None
+
+
+def test_a_newcomer_waits_from_its_offer_until_somebody_comes_to_a_border(scene):
+    assert scene.respawn.offered_since() is None
+    scene.offer()
+    scene.now += 5
+    assert scene.respawn.offered_since() == 100
+    scene.come_to_border(0)
+    assert scene.respawn.offered_since() is None

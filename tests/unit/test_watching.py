@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from duoka.collectives.patience import Patience
-from duoka.runtime.watching import Expired, Lost, Reading, Verdict, Wait, Warned, Watching
+from duoka.runtime.watching import SUPERVISOR, Expired, Lost, Reading, Verdict, Wait, Warned, Watching
 
 DEADLINE_S = 10.0
 
@@ -239,3 +239,15 @@ def test_a_wait_that_ends_in_time_is_not_mentioned():
     patience.tell([1])
     patience.end()
     assert line.sent == []
+
+
+def test_the_last_one_is_lost_where_somebody_else_than_a_member_waits_for_it():
+    scene = Scene(running={1})
+    scene.wait(SUPERVISOR, 1)
+    assert kinds(scene.look_for(3 * DEADLINE_S)) == [("Warned", 1), ("Lost", 1)]
+
+
+def test_the_last_one_that_computes_is_not_lost_whoever_waits_for_it():
+    scene = Scene(running={1})
+    scene.wait(SUPERVISOR, 1)
+    assert kinds(scene.look_for(3 * DEADLINE_S, compute(0.5))) == [("Warned", 1)]

@@ -106,8 +106,10 @@ class Losses:
             return
         self._outcome.exit_code = 128 + number
         self._outcome.last_line = f"{text}; no worker is left."
-        if is_anybody_coming and self._history.kept is not None:  # nobody to join, but something to go on from
-            self._outcome.way_back = self._find_way(f"{text}; no worker is left that others could join")
+        if is_anybody_coming:  # nobody to join, but there may be something to go on from
+            what = f"{text}; no worker is left that others could join"
+            self._outcome.last_line = f"{what}. With strategy.checkpoint a run goes on from the last one by itself."
+            self._outcome.way_back = None if self._history.kept is None else self._find_way(what)
 
     def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
         """The main one is lost before it has come to the end of its script: another one is it from now on."""

@@ -23,9 +23,10 @@ class Members:
     def __init__(
         self, plan: Plan, crew: Crew, fold: Fold, say: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
-        self._crew, self._fold = crew, fold
+        self._crew, self._fold, self._clock = crew, fold, clock
         self._membership = Membership(0, tuple(range(plan.num_workers)))
         self._vote: Vote | None = None
+        self._voting_since = 0.0
         self.respawn = Respawn(self, say, clock, is_wanted=plan.respawn, deadline_s=plan.deadline_s)
 
     @property
@@ -42,7 +43,7 @@ class Members:
         """Tell the survivors that somebody was lost: they stop what they do, and report."""
         lost = {w.number for w in self._crew.workers.values() if w.state is not State.RUNNING}
         self._membership = self._membership.lose(lost)
-        self._vote = Vote(self._membership)
+        self._vote, self._voting_since = Vote(self._membership), self._clock()
         self._crew.watchman.start_over()
         self._tell_lost()
         self._move_main()
@@ -79,6 +80,16 @@ class Members:
         if self._vote is not None:
             return set(self._vote.membership.workers) - set(self._vote.reports)
         return self.respawn.list_awaited()
+
+    def find_missed(self) -> tuple[int, float] | None:
+        """The last one that is left, and since when its report, or that it comes to a border, is awaited.
+
+        No other member is there to wait for it, and to say so.
+        """
+        if len(self._membership.workers) > 1:
+            return None
+        since = self.respawn.offered_since() if self._vote is None else self._voting_since
+        return None if since is None else (self._membership.workers[0], since)
 
     def _move_main(self) -> None:
         self._fold.move_main(self.comebacks.ages.sort(worker.number for worker in self._crew.list_running())[0])

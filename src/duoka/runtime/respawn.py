@@ -59,6 +59,7 @@ class _Round:
     offer: int
     newcomer: Newcomer
     records: int
+    offered_at: float
     stage: _Stage = _Stage.OFFERED
     due: float | None = None
     patience_s: float = 60.0
@@ -191,6 +192,11 @@ class Respawn:
                 awaited.add(round.giver)
         return awaited
 
+    def offered_since(self) -> float | None:
+        """Since when a newcomer waits for members of whom none has come to a border."""
+        waiting = [r for r in self._rounds.values() if r.stage is _Stage.OFFERED and not r.at_border]
+        return min((round.offered_at for round in waiting), default=None)
+
     # What they say.
 
     def on_message(self, number: int, newcomer: Newcomer | None, message: dict[str, Any]) -> None:
@@ -227,7 +233,7 @@ class Respawn:
         for round in [round for round in self._rounds.values() if round.newcomer is newcomer]:
             self._refuse(round)  # it waits at another place now
         self._num_offers += 1
-        round = self._rounds[self._num_offers] = _Round(self._num_offers, newcomer, records)
+        round = self._rounds[self._num_offers] = _Round(self._num_offers, newcomer, records, self._clock())
         for member in self._host.membership.workers:
             self._tell_offer(member, round)
 

@@ -114,6 +114,8 @@ class Supervisor:
     def _patience(self) -> float | None:
         moments = (self._fold.next_due(), self._watchman.next_look(), self._respawn.next_due())
         others = (*self._shutdown.list_dues(), *self._crew.list_dues_of_remains())
+        if self._members.find_missed() is not None and not self._shutdown.has_begun:
+            others = (*others, self._clock() + self._plan.deadline_s / 8)
         due = [moment for moment in (*moments, *others) if moment is not None]
         return max(0.0, min(due) - self._clock()) if due else None
 
@@ -122,11 +124,26 @@ class Supervisor:
         if self._shutdown.has_begun:
             self._watchman.start_over()
             return
+        self._look_for_the_last()
         for lost in self._watchman.look(self._members.list_awaited()):
             worker = self._crew.workers[lost.worker]
             if worker.stuck is None:  # else it is dying: what can be seen of it now is not why
                 worker.stuck = lost
                 worker.send_signal(signal.SIGKILL)
+
+    def _look_for_the_last(self) -> None:
+        """A newcomer waits for the only member, and so do we after a loss. Between steps it may sleep or send files."""
+        missed, deadline_s = self._members.find_missed(), self._plan.deadline_s
+        if missed is None:
+            self._watchman.miss_nobody()
+            return
+        worker, since = missed
+        work = self._crew.board.read_work(worker)
+        is_late = self._clock() - since >= deadline_s
+        if is_late and (work.is_under_way or self._watchman.is_stopped(worker)):
+            self._watchman.miss(worker, since, deadline_s, work.step)
+        else:
+            self._watchman.miss_nobody()
 
     def _read_link(self, worker: Worker) -> None:
         for message in self._crew.hear(worker):

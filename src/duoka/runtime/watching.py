@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 STOPPED = "T"
+SUPERVISOR = -1  # who waits for the last worker that is left: no other one can say so
 _HELD = "t"  # by a debugger: somebody is looking at it
 _RUNS = "R"  # or would, if a core were free
 _LEAST_CPU_S = 0.02  # two ticks: less than that cannot be told from rounding
@@ -157,8 +158,9 @@ class Watching:
             verdicts += self._judge(worker, waits, now, read(worker))
         verdicts += self._judge_nobody(now, bool(blamed))
         lost = {verdict.worker for verdict in verdicts if isinstance(verdict, Lost)}
-        if lost and lost >= set(running):  # nobody would be left to go on
-            verdicts = [Expired(self._late_waits())]
+        late = self._late_waits()
+        if lost and lost >= set(running) and SUPERVISOR not in late:  # nobody would be left to go on
+            verdicts = [Expired(late)]
         pause_s = _SECOND_LOOK_S if is_anybody_new else self._interval()
         self._next_look = now + pause_s if self._late_waits() else None
         return verdicts

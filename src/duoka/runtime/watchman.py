@@ -8,7 +8,7 @@ from typing import Any
 
 from duoka.runtime import stacks
 from duoka.runtime.vitals import read_vitals, tell_state
-from duoka.runtime.watching import STOPPED, Expired, Lost, Reading, Wait, Warned, Watching, tell_seconds
+from duoka.runtime.watching import STOPPED, SUPERVISOR, Expired, Lost, Reading, Wait, Warned, Watching, tell_seconds
 
 _SHOWN_FRAMES = 12
 
@@ -60,6 +60,17 @@ class Watchman:
             )
             self._watching.hear(worker, wait, now)
 
+    def miss(self, worker: int, since: float, deadline_s: float, step: int) -> None:
+        """It is the last one that is left, and is awaited."""
+        wait = Wait((worker,), True, since, deadline_s, step, "come to a border", 0)
+        self._watching.hear(SUPERVISOR, wait, self._clock())
+
+    def miss_nobody(self) -> None:
+        self._watching.hear_end(SUPERVISOR)
+
+    def is_stopped(self, worker: int) -> bool:
+        return worker in self._watched and read_vitals(self._watched[worker].pid).state == STOPPED
+
     def next_look(self) -> float | None:
         return self._watching.next_look()
 
@@ -110,7 +121,8 @@ class Watchman:
 
     def _expire(self, expired: Expired) -> None:
         for waiter, wait in expired.waits.items():
-            self._tell(waiter, {"kind": "expired", "wait": wait.number})
+            if waiter != SUPERVISOR:
+                self._tell(waiter, {"kind": "expired", "wait": wait.number})
 
 
 def shorten_stack(stack: str) -> str:
