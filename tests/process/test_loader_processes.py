@@ -1,4 +1,4 @@
-"""Processes of data loaders pass SIGTERM over, unless it comes from their own worker; and they end with it."""
+"""Processes of data loaders pass SIGTERM over, unless their own worker sends it; they end with it, and it with them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from tests.process.scripts import run
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
+LEAVES = ("torchinductor_", "pymp-")  # empty folders of PyTorch's and of multiprocessing's, which killed ones leave
+
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_signal_from_outside_is_passed_over_and_one_from_the_worker_is_not(method):
     loader = DataLoader(TensorDataset(torch.arange(8.0)), 2, num_workers=1, multiprocessing_context=method)
     batches = start(loader)
-    (process,) = batches._workers
+    (process,) = batches._batches._workers
     if method == "spawn":
         os.kill(process.pid, signal.SIGTERM)  # while it starts, too
     assert next(batches)[0].tolist() == [0.0, 1.0]
@@ -30,7 +32,7 @@ def test_a_signal_from_outside_is_passed_over_and_one_from_the_worker_is_not(met
     assert loader.worker_init_fn is None, "nothing of it stays on the user's loader"
     batches = start(loader)
     next(batches)
-    (process,) = batches._workers
+    (process,) = batches._batches._workers
     process.terminate()
     process.join(5)
     assert process.exitcode == 0
@@ -68,3 +70,52 @@ SCRIPT = """
 def test_a_script_whose_loader_wraps_its_iterator_comes_to_its_end(kept, tmp_path):
     ended = run(tmp_path, SCRIPT, kept, timeout_s=60, leaves=["torchinductor_", "pymp-"])
     assert ended.code == 0 and "ends" in ended.out, ended.err
+
+
+STRUCK = """
+    import hashlib, os, signal, sys
+    from pathlib import Path
+    import duoka
+
+    strategy = duoka.Mirrored(devices=2)
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            if index == 43 and sys.argv[1] == "killed" and not Path("../struck").exists():
+                Path("../struck").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if index == 43 and sys.argv[1] == "aborts":
+                os.abort()
+            generator = torch.Generator().manual_seed(index)
+            return torch.randn(8, generator=generator), torch.randn(2, generator=generator)
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 2)
+    loader = DataLoader(Rows(), batch_size=8, num_workers=1)
+    model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    for epoch in strategy.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+    strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
+    """
+
+
+def test_one_that_the_system_kills_is_a_loss_and_not_an_error_of_the_script(tmp_path):
+    calm, ended = (run(tmp_path, STRUCK, kind, timeout_s=60, leaves=LEAVES) for kind in ("calm", "killed"))
+    assert (tmp_path / "struck").exists()
+    assert ended.code == 0 and ended.out == calm.out and "hash" in calm.out, ended.err
+    assert "is killed by signal: Killed. This worker ends with it." in ended.err
+    assert any("was ended by SIGKILL; 1 worker goes on" in line for line in ended.said())
+
+
+@pytest.mark.slow
+def test_one_that_crashes_is_an_error_of_the_script(tmp_path):
+    ended = run(tmp_path, STRUCK, "aborts", timeout_s=60, leaves=LEAVES)
+    assert ended.code == 1 and "is killed by signal: Aborted" in ended.err.splitlines()[-1], ended.err
+    assert "goes on" not in ended.err

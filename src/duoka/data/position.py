@@ -228,6 +228,10 @@ class Switches:
         self._changes = [((int(stretch), int(number)), bool(flag)) for stretch, number, flag in changes]
 
 
+LEFT_OUT = (
+    "passes that were over when the run was saved give no batches, and the code around them runs again, with the"
+    " weights of the save: what it writes there, it writes again; strategy.epochs(n) leaves finished epochs out"
+)
 KEPT = (
     "a loop over strategy.epochs begins while another one has not ended: if that one was left by break and is kept in a"
     " variable, a run that is resumed later may draw other numbers between them; write strategy.epochs(n) into the line"

@@ -119,8 +119,12 @@ def _call(body: Callable[[], object]) -> int:
 
 
 def _ignore_interrupts() -> None:
-    """The run may be stopped while this worker ends by itself: its last words are not to be a KeyboardInterrupt."""
+    """The run may be stopped while this worker ends by itself: its last words are not to be a KeyboardInterrupt.
+
+    Nor what frameworks raise when a child of theirs has died.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _code_of(exit: SystemExit) -> int:

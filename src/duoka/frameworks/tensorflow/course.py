@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duoka.collectives.joining import Joining
-from duoka.data.position import KEPT, Epochs, walked_again
+from duoka.data.position import KEPT, LEFT_OUT, Epochs, walked_again
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.tensorflow.capture import Capture
@@ -64,6 +64,10 @@ class Course:
         self._capture.saves.begin_pass()
         self._newcomers.begin_pass(source)
         return True
+
+    def leave_out(self) -> None:
+        if self._borders.is_state_wanted:
+            self._tell(LEFT_OUT)
 
     def _start(self) -> None:
         if self._is_followed or self._borders.is_state_wanted:

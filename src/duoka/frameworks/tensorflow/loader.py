@@ -66,6 +66,10 @@ class Hooks(Protocol):
         """A pass is over, or left."""
         ...
 
+    def leave_out(self) -> None:
+        """A pass was over in the run that is resumed."""
+        ...
+
     def lose(self, why: str) -> None:
         """It is not known any more where the loop is."""
         ...
@@ -146,6 +150,7 @@ class Distributed(UnaryUnchangedStructureDataset):
         walk = Walk(self, self.source, self._hooks, is_outer=is_outer, is_over=first is None)
         self.source.num_made = self.source.passes.number + 1
         if first is None:
+            self._hooks.leave_out()
             self._read(walk, self.source.passes.number)
             self._hooks.leave(walk)
         else:

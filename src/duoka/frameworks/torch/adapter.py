@@ -32,6 +32,7 @@ from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
+from duoka.frameworks.torch.loader_deaths import follow_from_now_on
 from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.optimizer import hold_back, learning_rates, prepare_optimizer, watch_steps
@@ -57,6 +58,8 @@ class TorchAdapter:
         self._collective = collective
         self.device = device
         self.options = options or Options()
+        if len(collective.workers) > 1:
+            follow_from_now_on()
         self.loop = Loop(seed, collective.num_replicas)
         self._parts = Parts()
         self._models, self._optimizers = self._parts.models, self._parts.optimizers

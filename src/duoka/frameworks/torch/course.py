@@ -24,7 +24,7 @@ from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.source import Unit
 from duoka.frameworks.torch.sparse import sparse_parameters
 from duoka.frameworks.torch.state import TorchState
-from duoka.frameworks.torch.statistics import Statistics, is_batch_norm
+from duoka.frameworks.torch.statistics import Statistics
 
 
 def refusal(why: str, do: str = "") -> CheckpointError:
@@ -35,6 +35,11 @@ def refusal(why: str, do: str = "") -> CheckpointError:
         or "write `for batch in loader:`; where an iterator is kept in a variable and its loop is left by break, `del`"
         " the variable behind the loop.",
     )
+
+
+def _normalises_rows(model: nn.Module) -> bool:
+    """Whether it has a BatchNorm that takes its variance over rows. Over pictures one row is enough."""
+    return any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules())
 
 
 class Course:
@@ -138,17 +143,13 @@ class Course:
         if self._is_synced or self._collective.num_replicas == 1:
             return
         shares = {len(share(num_rows, self._collective.num_replicas, r)) for r in range(self._collective.num_replicas)}
-        if 1 in shares and any(self._uses_batch_norm(model) for model in self._models):
+        if 1 in shares and any(_normalises_rows(model) for model in self._models):
             raise MismatchError(
                 f"At step {self._loop.step} a replica has a single row, and the model has BatchNorm in training mode.",
                 why=f"{num_rows} rows are split between {self._collective.num_replicas} replicas, and the variance of"
-                " one row is not defined.",
+                " one row is not defined (BatchNorm1d).",
                 do="use drop_last=True in the DataLoader, fewer replicas, or sync_batchnorm=True.",
             )
-
-    @staticmethod
-    def _uses_batch_norm(model: nn.Module) -> bool:
-        return any(is_batch_norm(module) and module.training for module in model.modules())
 
     def begin_body(self, unit: Unit, is_first: bool) -> None:
         if not self._loop.is_managed:

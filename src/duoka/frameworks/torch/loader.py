@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from duoka.collectives.collective import Collective
 from duoka.data.ending import Ending
-from duoka.data.position import Passes
+from duoka.data.position import LEFT_OUT, Passes
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.cycles import Cycles, Place, find_caller
@@ -123,6 +123,8 @@ class PreparedLoader(Ending):
         first = self.passes.begin(is_inner=self._loop.body is not None and not self._is_leading)
         self.batches_before = first or 0
         if first is None:
+            if self._hooks.is_saved:
+                self._hooks.tell_once(LEFT_OUT)
             self._hooks.end_pass(self)
             return Finished(self.passes, self._leave_out_finished)
         walk = self._walk(first, self.passes.number, find_caller())

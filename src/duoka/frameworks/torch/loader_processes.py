@@ -20,6 +20,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from duoka.frameworks.torch.loader_deaths import Following
+
 _PID = struct.Struct("<i")
 _PATIENCE_S = 1.0  # for one that is in native code when it is to end
 _INHERITING = ("fork", "spawn")  # what a server of processes inherits, others would, too
@@ -59,7 +61,7 @@ def start(loader: DataLoader[Any]) -> Iterator[Any]:
     try:
         loader.worker_init_fn = Staying(theirs)
         with _holding_back(loader):
-            return iter(loader)
+            return Following(iter(loader))
     finally:
         loader.worker_init_fn = theirs
         for process in multiprocessing.active_children():

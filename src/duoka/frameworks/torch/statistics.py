@@ -20,10 +20,6 @@ _MERGED = ("running_mean", "running_var")
 _LARGEST_DIGEST_BYTES = 1 << 20
 
 
-def is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
 def _goes_back_without(module: nn.Module) -> bool:
     """Whether a layer's backward needs no running statistics: it normalises with those of the rows it is given.
 
