@@ -35,7 +35,7 @@ with strategy.scope():
     width = given.get("width", 16)
     parts = [layers.Dense(width), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.3), layers.Dense(4)]
     model = keras.Sequential(parts if kind == "lazy" else [keras.Input((12,)), *parts])
-    optimizer = getattr(keras.optimizers, given.get("optimizer", "Adam"))(0.01, name="adam")
+    optimizer = getattr(keras.optimizers, given.get("optimizer", "Adam"))(given.get("rate", 0.01), name="adam")
     seen = keras.metrics.SparseCategoricalAccuracy()
 noise = tf.random.Generator.from_seed(7)
 losses_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -120,9 +120,11 @@ def kill_all(run: Run, after: str) -> None:
 def test_a_loop_whose_workers_were_all_killed_goes_on_to_the_bits_of_a_calm_one_on_another_number_of_them(tmp_path):
     calm = hash_of(start(tmp_path, workers=1).finish(90, LEAVES))
     kill_all(start(tmp_path, workers=2, directory="../saved", seconds=0.1, every=7), "did 10 ")
-    ended = start(tmp_path, workers=1, directory="../saved").finish(90, LEAVES)
+    ended = start(tmp_path, workers=1, directory="../saved", rate=0.5).finish(90, LEAVES)
     assert hash_of(ended) == calm
     assert "resumed from" in ended.err and "training held up for" in ended.err
+    line = "not with those of this script: learning_rate of adam (Adam) is 0.5 here, and was 0.01\n"
+    assert ended.err.count(line) == 1, ended.err
     assert "did 8 0 " in ended.out and "did 7 " not in ended.out, "what is due with an epoch's last step is of the next"
 
 

@@ -191,6 +191,12 @@ def test_data_of_all_kinds_is_read_in_the_order_of_one_device(habits):
     ]
 
 
+def test_batches_with_fewer_rows_than_replicas_are_named_once_and_trained_on(habits):
+    """Not last ones of an epoch: `data` has one of a single row."""
+    said = [line for line in habits.ended.said() if "no rows and only wait" in line]
+    assert [line.partition(":")[0] for line in said] == ["batches of 1 row are split between 2 replicas"]
+
+
 def test_what_differs_between_workers_is_an_error_on_all_that_names_the_remedy(habits):
     main, other = habits.of("misuse")
     assert main["after"] == other["after"], "they can go on"

@@ -112,6 +112,12 @@ def test_a_plain_batch_is_split_and_said_once():
     assert said.count("was given a plain batch: it is split") == 1
 
 
+def test_batches_with_fewer_rows_than_replicas_are_named_once_and_trained_on():
+    said = run(1, 4, *SOME, "--plain")[1]
+    assert said.count("batches of 3 rows are split between 4 replicas: 1 has no rows") == 1
+    assert said.count("no rows and only wait") == 1, "not those that are the last of a pass"
+
+
 @pytest.mark.slow
 def test_steps_that_exchange_in_their_middle_train_to_the_numbers_of_one_device():
     results, said = run(2, 2, "in_turns", "synchronized", "--one-each", "--plain")

@@ -45,6 +45,14 @@ def count_bytes_written(state: dict) -> int:
     return len(text) + sum(array.nbytes for array in arrays)
 
 
+def test_the_epochs_of_a_fit_are_known_when_it_is_over_until_it_goes_on():
+    fits = fitted(2)
+    fits.end(3, record(3) | {"epochs": 4})
+    assert [fits.num_epochs(number) for number in range(5)] == [0, 1, 1, 4, 0]
+    fits.forget(3)
+    assert fits.num_epochs(3) == 0
+
+
 def test_fits_that_are_over_are_as_they_were_with_what_callbacks_and_objects_had_then():
     fits = PastFits()
     fits.restore(fitted(5).capture())

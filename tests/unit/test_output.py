@@ -69,6 +69,42 @@ def test_each_line_of_the_main_worker_stands_for_one_line_of_every_other():
     assert screen.text == b"x\nx\n[w1-2] x\n"
 
 
+MESSAGES = [
+    (b"%s: I tensorflow/core/util/port.cc:153] oneDNN\n", b"2026-11-18 02:54:23.123456", b"2026-11-18 02:54:24.7"),
+    (b"I0000 00:00:%s service.cc:152] XLA\n", b"1763434463.123456    4221", b"1763434464.654321   14222"),
+    (b"E1118 02:54:%s cuda_dnn.cc:8310] of no use\n", b"23.123456 140001", b"24.654321 140002"),
+    (b"I0000 00:00:1763434463.1 7 x.cc:1] service %s (Host)\n", b"0x7f3a2c004e70", b"0x55d0c1"),
+]
+
+
+@pytest.mark.parametrize(("form", "first", "second"), MESSAGES)
+def test_log_messages_that_differ_in_time_process_and_address_only_are_shown_once(form, first, second):
+    screen = Screen()
+    screen.feed(1, "err", form % second)  # before the main worker, and after it
+    screen.feed(0, "err", form % first)
+    screen.feed(2, "err", form % second)
+    screen.fold.close()
+    assert screen.err == [form % first]
+
+
+def test_log_messages_of_several_workers_are_shown_as_one_that_names_them():
+    screen = Screen()
+    form = b"I0000 00:00:176343446%d.1   4221 service.cc:152] %s\n"
+    for worker in (1, 2):
+        screen.feed(worker, "err", form % (worker, b"XLA"))
+    screen.feed(3, "err", form % (3, b"something else"))
+    screen.fold.close()
+    assert screen.err == [b"[w1-2] " + form % (1, b"XLA"), b"[w3] " + form % (3, b"something else")]
+
+
+def test_times_and_addresses_in_what_a_script_prints_are_its_own():
+    screen = Screen()
+    for worker, line in enumerate((b"2026-11-18 02:54:23.1: loss 0x1f\n", b"2026-11-18 02:54:24.1: loss 0x1f\n")):
+        screen.feed(worker, "err", line)
+    screen.fold.close()
+    assert len(screen.err) == 2
+
+
 def test_streams_are_matched_apart():
     screen = Screen()
     screen.feed(0, "out", b"x\n")

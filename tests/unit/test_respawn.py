@@ -103,6 +103,20 @@ def test_the_next_one_hands_over_its_state_when_the_first_was_killed_from_outsid
     assert scene.asked_to_give() == [0, 1] and scene.killed == []
 
 
+def test_that_a_run_has_ended_before_a_worker_had_joined_again_is_said_once(scene):
+    scene.respawn.finish()
+    scene.respawn.finish()
+    scene.respawn.on_gone(scene.started[0], "was ended by SIGKILL")
+    assert scene.said[1:] == ["the run ended before worker 3 had joined again."]
+    assert scene.killed == [scene.started[0].pid] * 2
+
+
+def test_a_run_that_is_stopped_says_nothing_of_those_that_were_to_join(scene):
+    scene.respawn.end()
+    scene.respawn.finish()
+    assert len(scene.said) == 1, "that worker 3 is started again"
+
+
 def lose_givers(scene: Scene, *givers: int, is_own_doing: bool) -> list[str]:
     """What is said after these were lost, one after the other, while they handed over their state."""
     scene.offer()

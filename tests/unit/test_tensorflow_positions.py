@@ -12,6 +12,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from duoka.errors import CheckpointError, MismatchError  # noqa: E402
+from duoka.frameworks.tensorflow.given import describe_optimizers, name_changes  # noqa: E402
 from duoka.frameworks.tensorflow.loader import Distributed, Source  # noqa: E402
 from duoka.frameworks.tensorflow.roster import Roster  # noqa: E402
 
@@ -115,6 +116,30 @@ def watched():
     yield watch
     for roster in reversed(rosters):
         roster._watching.close()
+
+
+def given_to(*optimizers):
+    names = {id(each.iterations.value): each.iterations.path for each in optimizers if hasattr(each, "iterations")}
+    return describe_optimizers(optimizers, lambda variable: names.get(id(variable)))
+
+
+def test_values_that_a_script_gives_otherwise_to_its_optimizers_are_named_by_whose_count():
+    def make(rate, momentum, old_rate):
+        inner = keras.optimizers.SGD(rate, momentum, name="inner")
+        old = tf.compat.v1.train.GradientDescentOptimizer(old_rate)
+        scaling = keras.optimizers.LossScaleOptimizer(inner, name="scaling")
+        return given_to(scaling, inner, keras.optimizers.Adam(rate, name="adam"), old)
+
+    before = make(0.002, 0.9, 0.25)
+    assert name_changes(make(0.002, 0.9, 0.25), before) == []
+    assert name_changes(make(0.1, 0.8, 0.5), before) == [
+        "the saved run goes on with its own values, not with those of this script:"
+        " inner_optimizer learning_rate of inner (LossScaleOptimizer) is 0.1 here, and was 0.002;"
+        " learning_rate of adam (Adam) is 0.1 here, and was 0.002",
+        "the run goes on with values of this script, not with those of the saved run:"
+        " inner_optimizer momentum of inner (LossScaleOptimizer) is 0.8 here, and was 0.9;"
+        " learning_rate of GradientDescentOptimizer is 0.5 here, and was 0.25",
+    ]
 
 
 def test_slots_have_their_saved_values_from_the_first_moment(watched):

@@ -25,6 +25,11 @@ HELD_LINES = 1000
 HELD_BYTES = 4 * 1024 * 1024
 # Nested progress bars move the cursor; from another worker that would overwrite lines of the main one.
 _CURSOR_MOVES = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhl]")
+# What absl and TensorFlow put before a message: when, and in which thread. No two workers have the same.
+_LOG_PREFIX = re.compile(
+    rb"[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ (?=\S+:\d+\] )|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?=[IWEF] )"
+)
+_ADDRESS = re.compile(rb"\b0x[0-9a-f]+")
 
 
 class Fold:
@@ -32,7 +37,8 @@ class Fold:
 
     The main worker's bytes pass at once and unchanged. A line of another worker is held for ``hold_s``: if
     the main worker has printed the same line, or prints it meanwhile, it disappears (each line of the main
-    worker stands for one line of every other); if not, it is shown once, with the workers it came from.
+    worker stands for one line of every other); if not, it is shown once, with the workers it came from. Log
+    messages of C++ libraries are the same whenever they were written: see ``_key``.
 
     A line is never put into an unfinished one; with ``one_screen``, where both streams end on the same
     terminal, not into one of the other stream either.
@@ -243,6 +249,14 @@ class _Spoken:
 
 
 def _key(line: bytes) -> bytes:
+    """Equal for lines that say the same.
+
+    >>> _key(b"I0000 00:00:1763434463.25    4221 service.cc:152] XLA service 0x7f3a2c initialized")
+    b'I service.cc:152] XLA service 0x initialized'
+    """
+    if prefix := _LOG_PREFIX.match(line):
+        level = line[:1] + b" " if line[:1].isalpha() else b""
+        line = level + _ADDRESS.sub(b"0x", line[prefix.end() :])
     # A thousand lines of 64 KB would be a lot to remember.
     return line if len(line) <= 256 else hashlib.blake2b(line, digest_size=32).digest()
 
@@ -266,7 +280,7 @@ class _Held:
         self._num_bytes = self._next_number = 0
 
     def add(self, worker: int, stream: Stream, text: bytes, due: float) -> None:
-        equal = self._equal[stream, text]
+        equal = self._equal[stream, _key(text)]
         later = bisect_right(equal, self._last_of.get((worker, stream), -1), key=lambda line: line.number)
         if later < len(equal):
             line = equal[later]
@@ -282,7 +296,7 @@ class _Held:
     def withdraw(self, stream: Stream, text: bytes) -> set[int]:
         """Take one such line from every worker that has one; tell which had."""
         found: set[int] = set()
-        for line in list(self._equal.get((stream, text), ())):
+        for line in list(self._equal.get((stream, _key(text)), ())):
             had = line.workers - found
             found |= had
             line.workers -= had
@@ -313,10 +327,10 @@ class _Held:
     def _remove(self, line: _HeldLine) -> None:
         del self._lines[line.number]
         self._num_bytes -= len(line.text)
-        equal = self._equal[line.stream, line.text]
-        equal.remove(line)
-        if not equal:
-            del self._equal[line.stream, line.text]
+        place = line.stream, _key(line.text)
+        self._equal[place].remove(line)
+        if not self._equal[place]:
+            del self._equal[place]
 
 
 class Logs:

@@ -143,6 +143,13 @@ class Respawn:
     def has_newcomers(self) -> bool:
         return bool(self._newcomers)
 
+    def finish(self) -> None:
+        """Somebody has come to the end of the script. That a worker comes back was said: so is that it does not."""
+        if self._is_wanted:
+            for number in sorted(self._newcomers):
+                self._say(f"the run ended before {self._host.describe(number)} had joined again.")
+        self.end()
+
     def end(self) -> None:
         """The run is ending, or somebody has finished: nobody joins any more."""
         self._is_wanted = False

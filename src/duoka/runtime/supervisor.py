@@ -210,7 +210,7 @@ class Supervisor:
     def _on_left(self, worker: Worker) -> None:
         others = [other.number for other in self._crew.list_running()]
         if not self._members.comebacks.ages.is_younger(worker.number, others):
-            self._respawn.end()  # else it may have come to its end too early: the others will find out
+            self._respawn.finish()  # else it may have come to its end too early: the others will find out
         if worker.result is not None:
             self._outcome.results[worker.number] = worker.result
         left = {"kind": "left", "worker": worker.number, "completed": worker.standing.completed}

@@ -15,10 +15,12 @@ from duoka.collectives.deeds import Deeds
 from duoka.frameworks.exchange.agreement import hear_all
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
+from duoka.frameworks.few_rows import say_few_rows
 from duoka.frameworks.keras.backend import Backend
 from duoka.frameworks.keras.backends import load_backend, load_restarting
 from duoka.frameworks.keras.callbacks import make_bar, writing_once
 from duoka.frameworks.keras.course import Course
+from duoka.frameworks.keras.data import leaves_of
 from duoka.frameworks.keras.equality import Equality
 from duoka.frameworks.keras.generators import AT_THE_START, digest, take_states_from_first
 from duoka.frameworks.keras.kept import Kept
@@ -81,6 +83,7 @@ class Attachment:
         self._sync_batchnorm, self._share_reading, self._readings = sync_batchnorm, share_reading, readings
         self._is_validating = False
         self._has_agreed = False  # on the values of variables, at the start of a training
+        self._has_counted = False  # the rows of the first batch of a fit: the last one of an epoch may have few
         self._checks, self._trainings, self._deeds = checks, trainings, deeds
         self._equality = Equality(model, collective, self._check)
         self._own_test_function: Any = None  # this worker's
@@ -140,7 +143,7 @@ class Attachment:
         more = self._bar(callbacks, arguments)
         if len(self._collective.workers) > 1 or self._collective.joining is not None:
             more.append(self._start_together(x, callbacks))
-        self._has_agreed = False
+        self._has_agreed = self._has_counted = False
         if is_list:
             given.callbacks.extend(more)
         else:
@@ -299,6 +302,7 @@ class Attachment:
         def run_with_state(state: Any, batches: Any) -> tuple[dict[str, Any], Any]:
             first = self._build(next(batches))
             if is_training:
+                self._count_rows(first)
                 is_over, state = self._trainings.meet(self._model, first, state, self._keep_equal)
             if is_training and is_over:
                 skip(batches, num_batches - 1)
@@ -338,6 +342,13 @@ class Attachment:
                 self._model._symbolic_build(data_batch=batch)
             self._agree()
         return batch
+
+    def _count_rows(self, batch: Any) -> None:
+        """Also of a batch that is left out: a script that is resumed may go on with a last one."""
+        num_rows = max((int(leaf.shape[0]) for leaf in leaves_of(batch)), default=0)
+        if not self._has_counted and num_rows and (line := say_few_rows(num_rows, self._collective.num_replicas)):
+            self._tell(line)
+        self._has_counted = True
 
     def _agree(self) -> None:
         if not self._has_agreed:

@@ -19,7 +19,7 @@ from duoka.collectives.arrays import Array
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.digest import as_bytes
 from duoka.frameworks.keras.generators import AT_THE_START, Generator, read_random, write_random
-from duoka.frameworks.keras.given import describe, list_changes, list_optimizers
+from duoka.frameworks.keras.given import Changes, Given, describe, list_optimizers
 from duoka.frameworks.keras.seeds_of_replicas import global_seed_variable, seed_variables
 from duoka.frameworks.keras.start import read_value
 
@@ -35,7 +35,7 @@ class Models:
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[Any]] = []
-        self._given: dict[str, dict[str, dict[str, str]]] = {}  # by number: the values of optimizers
+        self._given: dict[str, dict[str, Given]] = {}  # by number: the values of optimizers
 
     def add(self, model: Any) -> None:
         """Before its first training."""
@@ -90,14 +90,13 @@ class Models:
 
     def name_changes(self, saved: dict[str, Any]) -> list[str]:
         """What this script gives to optimizers otherwise than the saved run, which had the same ones."""
-        lines = []
+        changes = Changes()
         for number, model in ((str(number), each()) for number, each in enumerate(self._models)):
             if model is not None and number in saved:
                 for name, values in saved[number]["given"].items():
-                    if changes := list_changes(self._given[number].get(name, {}), values):
-                        lines.append(f"the {name} of {model.name} is not the saved one: {'; '.join(changes)}")
+                    changes.add(f"the {name} of {model.name}", self._given[number].get(name, {}), values)
                 self._given[number] = saved[number]["given"]
-        return lines
+        return changes.lines()
 
     def restore_one(self, saved: dict[str, Any], model: Any) -> None:
         """What is known of a model whose training is over; nothing, where it has been changed since."""

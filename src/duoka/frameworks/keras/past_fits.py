@@ -58,6 +58,10 @@ class PastFits:
         self._generators.add(number, record["generators"])
         self._also.add(2 * number + 1, record["also"])
 
+    def num_epochs(self, number: int) -> int:
+        """0 if it is not over."""
+        return dict(zip(_COUNTS, self._counts.get(number, ()), strict=False)).get("epochs", 0)
+
     def forget(self, number: int) -> None:
         """It is not over: it goes on."""
         del self._counts[number]

@@ -95,7 +95,7 @@ class Trainings:
         if model is not None:
             self.models.add(model)
         return {
-            "epoch": 0 if self.fit is None else self.fit.epoch,
+            "epoch": self._past.num_epochs(self._num_fits) if self.fit is None else self.fit.epoch,
             "position": [] if self.fit is None else [{"passes": self.fit.epoch, "batches": self.fit.batch}],
             "trainings": self._place
             | {"over": self._past.capture(), "fit": fit, "end": self._end_state}

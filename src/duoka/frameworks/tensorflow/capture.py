@@ -39,7 +39,7 @@ class Capture:
         self._agreed_names: set[str] = set()
         self.roster = Roster(self._note_agreed)
         trained.names = self.roster
-        self._also = also
+        self._also, self._tell = also, tell
         self.trail = Trail(self._describe, self._take, capture_generators, lambda: self.is_led, tell)
         self.saves = Saves(tell)
         self.batch = 0  # handed out by whoever led a loop
@@ -200,6 +200,8 @@ class Capture:
         self._checks.agreed_step = state["step"] if agreed_step is None else agreed_step
         self._trained.restore(state["trained"], state["optimizers"])
         self.trail.restore(state["trail"])
+        for line in self.roster.name_changes(state):
+            self._tell(line)
         self._restore_variables(state)
         self._restore_position(state)
 

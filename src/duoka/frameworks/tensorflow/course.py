@@ -13,6 +13,7 @@ from duoka.collectives.joining import Joining
 from duoka.data.position import KEPT, LEFT_OUT, Epochs, walked_again
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.checks import Checks
+from duoka.frameworks.few_rows import say_few_rows
 from duoka.frameworks.tensorflow.capture import Capture
 from duoka.frameworks.tensorflow.loader import Source, Walk
 from duoka.frameworks.tensorflow.newcomers import Newcomers
@@ -35,8 +36,10 @@ class Course:
         trained: Trained,
         joining: Joining | None,
         tell: Callable[[str], None],
+        num_replicas: int,
     ) -> None:
         self._borders, self._end_step, self._compare, self._tell = borders, end_step, compare, tell
+        self._num_replicas = num_replicas
         self.epochs = Epochs(
             self._begin_epochs,
             self._begin_epoch,
@@ -116,6 +119,8 @@ class Course:
             self._refuse(self._unknown or _UNSEEN)
         if self._leader is not None and self._leads is not None:
             self._leads.trains = True
+            if self._leads.num_rows and (line := say_few_rows(self._leads.num_rows, self._num_replicas)):
+                self._tell(line)
 
     @staticmethod
     def _refuse(why: str) -> None:

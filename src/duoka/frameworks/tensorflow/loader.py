@@ -84,17 +84,20 @@ class Source:
         self.first = 0  # the number of the batch that the pass under way began with
         self.num_made = 0  # iterators, in this process
         self.trains = False  # weights were changed in a body of a loop over it
+        self.num_rows: int | None = None  # of the first batch of a pass: the last one may have few
         self._digest = 0
 
     def begin(self) -> int | None:
         self.end(is_at_end=False)  # of one whose iterator somebody still holds
         first = self.passes.begin()
-        self.first, self._digest = first or 0, 0
+        self.first, self._digest, self.num_rows = first or 0, 0, None
         return first
 
     def see(self, batch: Any) -> None:
         """In its turn: what has been handed out of this pass, in a few bytes."""
         leaves = [leaf.whole if isinstance(leaf, Rows) else leaf for leaf in tf.nest.flatten(batch)]
+        if self.num_rows is None:
+            self.num_rows = max((int(leaf.shape[0]) for leaf in leaves if leaf.shape.rank), default=0)
         self._digest = zlib.crc32(data.digest(leaves).to_bytes(4, "little"), self._digest)
         self.passes.order = f"{self._digest:08x}"
 

@@ -76,6 +76,7 @@ class Loop:
             self._trained,
             collective.joining,
             self.tell_once,
+            collective.num_replicas,
         )
         self._alone = OneReplica(strategy, lambda: self._borders.is_state_wanted, self._count_alone, self._watch_alone)
         self._turns = Turns(

@@ -25,6 +25,7 @@ from duoka.checkpoint.storage import TYPE_NAMES
 from duoka.collectives.arrays import Array
 from duoka.errors import CheckpointError
 from duoka.frameworks.replacing import replacing
+from duoka.frameworks.tensorflow.given import Gifts, describe_optimizers, name_changes
 
 _LATER = "later "
 
@@ -49,6 +50,7 @@ class Roster:
         self._counts: Counter[tuple[bool, str]] = Counter()
         self._awaited: dict[str, Array] = {}
         self._paths: list[str] = []  # of variables of Keras that are being made, the innermost last
+        self._given: Gifts = {}  # to optimizers, by the script
         self._watching: ExitStack | None = None
 
     def begin(self) -> None:
@@ -59,6 +61,7 @@ class Roster:
             paths = {id(each._value): each.path for each in known if issubclass(type(each), KerasVariable)}
             for variable in sorted(filter(_is_variable, known), key=_age):
                 self._add(variable, paths.get(id(variable)), is_early=True)
+            self._given = describe_optimizers(known, self.name_of)
             self._watching = ExitStack()
             self._watching.enter_context(replacing([*self._watch_making(), self._watch_keras()]))
 
@@ -124,7 +127,7 @@ class Roster:
         early = {entry.name: _bits(variable) for entry, variable in found if entry.is_early}
         later = {entry.name: _bits(variable) for entry, variable in found if not entry.is_early}
         lines = [entry.line for entry in self._entries if entry.is_early]
-        return {"variables": early, "later": later | self._awaited, "lines": lines}
+        return {"variables": early, "later": later | self._awaited, "lines": lines, "given": self._given}
 
     def check(self, state: dict[str, Any]) -> None:
         """The same variables have to be there at the beginning of the first loop; the first difference is named."""
@@ -137,6 +140,13 @@ class Roster:
             rest = (here if len(here) > len(saved) else saved)[min(len(here), len(saved))]
             where = "in this one, and not in the saved one" if len(here) > len(saved) else "in the saved one only"
             raise _other_model(f"{rest} is {where}")
+
+    def name_changes(self, state: dict[str, Any]) -> list[str]:
+        """What this script gives to its optimizers otherwise than the one that has begun the run."""
+        if "given" not in state:  # older
+            return []
+        here, self._given = self._given, state["given"]
+        return name_changes(here, self._given)
 
     def restore(self, state: dict[str, Any]) -> list[Any]:
         """All that are there get their values, now; the others when they come. Gives those that have got one."""
