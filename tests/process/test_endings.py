@@ -338,6 +338,7 @@ def test_workers_that_ignore_ctrl_c_are_killed_after_the_grace_period(tmp_path):
         + """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess = __import__("subprocess").Popen(["sleep", "60"])
+strategy.barrier()  # both are
 print("deaf", flush=True)
 while True:
     try:

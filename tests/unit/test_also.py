@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from duoka.data.sizes import count_bytes
 from duoka.strategies.also import Also
+
+torch = pytest.importorskip("torch")
 
 
 class Thing:
@@ -43,3 +47,7 @@ def test_what_a_script_does_again_begins_with_what_it_has_made_and_ends_with_wha
     assert counter.value == 5
     also.arrive()
     assert counter.value == 7
+
+
+def test_a_sparse_tensor_counts_as_if_it_were_dense():
+    assert count_bytes([torch.eye(4).to_sparse(), torch.zeros(3)]) == 76

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -15,4 +16,9 @@ def count_bytes(state: Any) -> int:
         return sum(map(count_bytes, state.values()))
     if isinstance(state, (list, tuple)):
         return sum(map(count_bytes, state))
-    return len(state) if isinstance(state, (str, bytes)) else int(getattr(state, "nbytes", 8))
+    if isinstance(state, (str, bytes)):
+        return len(state)
+    try:
+        return int(getattr(state, "nbytes", 8))
+    except RuntimeError:  # a sparse tensor has none: as if it were dense
+        return int(math.prod(state.shape) * state.element_size())
