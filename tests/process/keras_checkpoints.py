@@ -105,13 +105,17 @@ def make(width: int) -> keras.Model:
 
 
 def draw_source(kind: str, x, y):
-    """What `fit` trains on: `kind` is one of arrays, rows, dataset, loader, generator."""
+    """What `fit` trains on: `kind` is one of arrays, rows, dataset, drawing, loader, generator."""
     if kind == "rows":
         return {"x": Rows(x, y)}
-    if kind == "dataset":
+    if kind in ("dataset", "drawing"):
         import tensorflow as tf
 
-        return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=3).batch(8)}
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=3)
+        if kind == "drawing":
+            shake = lambda x, y: (x + 0.01 * tf.random.normal(tf.shape(x), dtype=x.dtype), y)  # noqa: E731
+            dataset = dataset.map(shake, num_parallel_calls=4)
+        return {"x": dataset.batch(8)}
     if kind == "loader":
         import torch
         from torch.utils.data import DataLoader, TensorDataset

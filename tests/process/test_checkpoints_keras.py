@@ -137,7 +137,7 @@ def test_a_fit_that_is_ended_in_every_way_goes_on_to_the_bits_and_the_history_of
     [
         pytest.param("torch", ["loader", "generator", "rows"], marks=pytest.mark.torch),
         pytest.param("jax", ["rows", "arrays", "generator"], marks=pytest.mark.jax),
-        pytest.param("tensorflow", ["dataset", "rows", "dataset"], marks=pytest.mark.tensorflow),
+        pytest.param("tensorflow", ["dataset", "rows", "drawing"], marks=pytest.mark.tensorflow),
     ],
 )
 def test_every_source_of_batches_goes_on_with_the_next_one(backend, kinds, tmp_path):

@@ -63,7 +63,8 @@ step = tf.function(distributed, reduce_retracing=True) if kind in ("graph", "laz
 if kind == "function":
     train_step = tf.function(train_step, reduce_retracing=True)
 rows = tf.data.Dataset.from_tensor_slices((x, y))
-train = strategy.distribute_dataset(rows.shuffle(50).batch(8).prefetch(2))
+shake = lambda inputs, labels: (inputs + 0.01 * tf.random.normal([12]), labels)
+train = strategy.distribute_dataset(rows.shuffle(50).map(shake, num_parallel_calls=4).batch(8).prefetch(2))
 test = strategy.distribute_dataset(rows.batch(20))
 outside = []
 
@@ -125,6 +126,7 @@ def test_a_loop_whose_workers_were_all_killed_goes_on_to_the_bits_of_a_calm_one_
     assert "resumed from" in ended.err and "training held up for" in ended.err
     line = "not with those of this script: learning_rate of adam (Adam) is 0.5 here, and was 0.01\n"
     assert ended.err.count(line) == 1, ended.err
+    assert ended.err.count("draws random numbers in parallel calls (RandomStandardNormal)") == 1
     assert "did 8 0 " in ended.out and "did 7 " not in ended.out, "what is due with an epoch's last step is of the next"
 
 

@@ -16,7 +16,7 @@ from duoka.runtime.worker import attachment
 from duoka.session import WorkerSession
 from duoka.strategies.mirrored import Mirrored
 from tests.conftest import die_at, run_workers
-from tests.process.torch_evaluations import SCENARIOS, SIZES, WRONG, make_data, make_model
+from tests.process.torch_evaluations import SCENARIOS, SIZES, WRONG, Noisy, make_data, make_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 WORKERS = [1, 2, 3]
@@ -337,6 +337,23 @@ def run_alone(collective) -> list:
         ours = [strategy.sum(batch[-1]).tolist() for batch in prepared]  # collectives do not wait for anybody
     accuracy = strategy.evaluate(lambda batch: ((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1])), prepared)
     return [plain == ours, torch.rand(1).item() == drawn, accuracy]
+
+
+def draw_alone(collective) -> list[float]:
+    """Evaluations by processes that may stay, and by those of a script that is resumed before the second one."""
+    strategy = strategy_of(collective)
+    found = []
+    for num_evaluations in (2, 1):
+        loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1, persistent_workers=True)
+        torch.manual_seed(5)
+        for _ in range(num_evaluations):
+            found.append(strategy.evaluate(lambda batch: (batch[0].double().sum(), 1), loader))
+    return found
+
+
+def test_with_one_replica_persistent_processes_draw_the_numbers_of_a_script_that_is_resumed():
+    first, second, resumed = run_workers(1, 1, draw_alone).results[0]
+    assert first == second == resumed, "evaluations leave the generators outside as they were"
 
 
 def test_one_replica_runs_the_loader_as_it_is():

@@ -12,6 +12,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from duoka.errors import CheckpointError, MismatchError  # noqa: E402
+from duoka.frameworks.keras.draws import draw_in_turn  # noqa: E402
 from duoka.frameworks.tensorflow.given import describe_optimizers, name_changes  # noqa: E402
 from duoka.frameworks.tensorflow.loader import Distributed, Source  # noqa: E402
 from duoka.frameworks.tensorflow.roster import Roster  # noqa: E402
@@ -37,6 +38,24 @@ def numbers():
     return tf.data.Dataset.range(20)
 
 
+def draw(number):
+    return tf.cast(number, tf.float32) + tf.random.normal([])
+
+
+def draw_deep(number):
+    return tf.cond(number % 2 == 0, lambda: tf.function(draw)(number), lambda: 0.0)
+
+
+class Noise:
+    """Keeps the state of a generator in a variable."""
+
+    def __init__(self):
+        self.layer = keras.layers.GaussianNoise(0.1, seed=1)
+
+    def __call__(self, number):
+        return self.layer(tf.cast([number], tf.float32), training=True)
+
+
 KINDS = {
     "shuffled": lambda: numbers().shuffle(20).batch(3),
     "shuffled twice": lambda: numbers().shuffle(20, seed=4).map(lambda x: x + 1).shuffle(5).batch(3).prefetch(2),
@@ -45,13 +64,14 @@ KINDS = {
     "for ever": lambda: numbers().shuffle(20).repeat().batch(3).take(9),
     "side by side": lambda: tf.data.Dataset.zip(numbers().shuffle(20), numbers().shuffle(9)).batch(3),
     "random": lambda: numbers().map(lambda x: tf.random.uniform([])).batch(3),
+    "random in parallel": lambda: numbers().shuffle(20).map(draw, num_parallel_calls=4).batch(3).prefetch(2),
     "behind each other": lambda: numbers().shuffle(20).concatenate(numbers().shuffle(20)).batch(4),
 }
 
 
 def distribute(make):
     tf.random.set_seed(11)
-    return Distributed(make(), Source(), Hooks())
+    return Distributed(draw_in_turn(make(), lambda line: None), Source(), Hooks())
 
 
 def walk(dataset, num_batches=None):
@@ -85,6 +105,54 @@ def test_other_batches_than_in_the_run_that_is_resumed_are_refused():
     other.source.resume(calm.source.capture())
     with pytest.raises(MismatchError, match="gives other batches than in the run that is resumed"):
         iter(other)
+
+
+def many(function, stage="map", **how):
+    """Seeded, so that they draw the same whenever each row draws in its turn."""
+    tf.random.set_seed(11)
+    numbers = tf.data.Dataset.range(800).shuffle(100, seed=2)
+    return getattr(numbers, stage)(function(), **how).batch(50).prefetch(2)
+
+
+def draw_inside(**how):
+    return lambda number: tf.data.Dataset.range(3).map(draw, **how)
+
+
+PARALLEL = {"num_parallel_calls": 4}
+DRAWING = {
+    "map": lambda how: many(lambda: draw, **how),
+    "by itself": lambda how: many(lambda: draw, **(how and {"num_parallel_calls": tf.data.AUTOTUNE})),
+    "deep": lambda how: many(lambda: draw_deep, **how),
+    "layer": lambda how: many(Noise, **how),
+    "interleave": lambda how: many(draw_inside, "interleave", cycle_length=4, **how),
+    "inside": lambda how: many(lambda: draw_inside(**how), "flat_map"),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_what_is_drawn_in_parallel_calls_is_drawn_as_in_one_after_the_other(kind):
+    said = []
+    drawn = draw_in_turn(DRAWING[kind](PARALLEL), said.append)
+    alone = DRAWING[kind]({})
+    assert draw_in_turn(alone, said.append) is alone
+    assert [walk(drawn), walk(drawn)] == [walk(alone), walk(alone)]
+    (line,) = said
+    assert "a dataset draws random numbers in parallel calls" in line
+    assert ("AssignVariableOp" if kind == "layer" else "RandomStandardNormal") in line
+    assert draw_in_turn(drawn, said.append) is drawn
+
+
+def test_parallel_calls_that_draw_nothing_or_draw_without_state_are_left_alone():
+    def stateless(number):
+        return tf.random.stateless_normal([], [number, 1])
+
+    def in_python(number):
+        return tf.numpy_function(lambda number: number + 1, [number], tf.int64)
+
+    for function in (stateless, in_python, lambda number: number + 1):
+        dataset = many(lambda function=function: function, **PARALLEL)
+        assert draw_in_turn(dataset, pytest.fail) is dataset
+    assert draw_in_turn([1, 2], pytest.fail) == [1, 2]
 
 
 def test_an_iterator_that_a_graph_draws_from_is_known_to_be_lost():

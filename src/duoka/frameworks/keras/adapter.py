@@ -133,7 +133,7 @@ class KerasAdapter:
         models, self._plain = [known() for known in self._plain], []
         for model in models:
             if model is not None:
-                LoneModel(model, self._progress, self._trainings).attach()
+                LoneModel(model, self._progress, self._trainings, self.tell_once).attach()
 
     def _check(self, model: Any) -> None:
         if (name := keras.backend.backend()) not in BACKENDS:

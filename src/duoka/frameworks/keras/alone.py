@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from duoka.frameworks.keras.reading import make_reading, some
+from duoka.frameworks.keras.source import settle
 from duoka.frameworks.keras.steps import Progress
 from duoka.frameworks.keras.trainings import Trainings
 
@@ -21,8 +22,8 @@ Train = Callable[..., Any]
 
 
 class LoneModel:
-    def __init__(self, model: Any, progress: Progress, trainings: Trainings) -> None:
-        self._model, self._progress, self._trainings = model, progress, trainings
+    def __init__(self, model: Any, progress: Progress, trainings: Trainings, tell: Callable[[str], None]) -> None:
+        self._model, self._progress, self._trainings, self._tell = model, progress, trainings, tell
         self._is_validating = False
         self._own_test_function: Any = None
         self._make_train_function = model.make_train_function  # Keras's, or one that tells of the placement
@@ -51,6 +52,8 @@ class LoneModel:
         return model.test_function
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(settle(argument, self._tell) for argument in args)
+        kwargs = {name: settle(argument, self._tell) for name, argument in kwargs.items()}
         given = inspect.signature(type(self._model).fit).bind(self._model, *args, **kwargs).arguments
         given = given | given.get("kwargs", {})
         return self._trainings.run(

@@ -29,7 +29,7 @@ from duoka.frameworks.keras.refusals import refuse_stateful_layers
 from duoka.frameworks.keras.saving import save_once
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables
 from duoka.frameworks.keras.shared_reading import SharedReading
-from duoka.frameworks.keras.source import naming, source_of
+from duoka.frameworks.keras.source import naming, settle, source_of
 from duoka.frameworks.keras.start import agree_on_start
 from duoka.frameworks.keras.state import KerasState
 from duoka.frameworks.keras.step_placement import log_fit_placement
@@ -151,7 +151,10 @@ class Attachment:
         self._is_fitting = True
         try:
             reading = self._reading_of(x)
-            sharing: AbstractContextManager[None] = nullcontext() if reading is None else reading.watching(x)
+            arguments = {name: settle(argument, self._tell) for name, argument in arguments.items()}
+            sharing: AbstractContextManager[None] = nullcontext()
+            if reading is not None:
+                sharing = reading.watching(arguments.get("x"))
             with naming(x), writing_once([*callbacks, *more], self._is_main), sharing, keeping_switches():
                 return self._trainings.run(
                     self._model,

@@ -29,6 +29,11 @@ def load_restarting() -> Any:
     return importlib.import_module("duoka.frameworks.keras.restarting")
 
 
+def load_draws() -> Any:
+    """What tf.data datasets draw. TensorFlow is loaded: there is one."""
+    return importlib.import_module("duoka.frameworks.keras.draws")
+
+
 def _load(name: str) -> Any:
     module, _, kind = name.partition(".")
     return getattr(importlib.import_module(f"duoka.frameworks.keras.{module}"), kind)

@@ -69,10 +69,10 @@ def _is_pure(wrapper: Any) -> bool:
     function = wrapper.function
     if any(captured.dtype in (tf.resource, tf.variant) for captured in function.captured_inputs):
         return False
-    return all(_keeps_nothing(name) for name in _operations(function.graph.as_graph_def()))
+    return all(_keeps_nothing(name) for name in list_operations(function.graph.as_graph_def()))
 
 
-def _operations(graph: Any) -> Iterator[str]:
+def list_operations(graph: Any) -> Iterator[str]:
     names = {function.signature.name for function in graph.library.function}
     for node in (*graph.node, *(node for function in graph.library.function for node in function.node_def)):
         if node.op not in names:

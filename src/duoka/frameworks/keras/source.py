@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isgenerator
@@ -12,6 +12,7 @@ import keras
 
 from duoka.errors import MismatchError
 from duoka.frameworks.exchange.note import DifferentBatches
+from duoka.frameworks.keras.backends import load_draws
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def source_of(x: Any) -> Source:
     if hasattr(x, "__next__") or (hasattr(x, "__iter__") and not hasattr(x, "__getitem__")):
         return _GENERATOR
     return _ARRAYS
+
+
+def settle(argument: Any, tell: Callable[[str], None]) -> Any:
+    """An argument of `fit`, or the same data drawn so that they are the same in each run."""
+    return load_draws().draw_in_turn(argument, tell) if source_of(argument).is_tensorflow else argument
 
 
 @contextmanager

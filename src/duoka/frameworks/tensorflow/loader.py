@@ -46,6 +46,7 @@ _BEGIN_ANEW = {
     "TextLine",
     "TFRecord",
     "FixedLengthRecord",
+    "InTurn",
 }
 
 
@@ -118,7 +119,9 @@ class Source:
             raise MismatchError(
                 f"Pass {self.passes.number + 1} over a dataset gives other batches than in the run that is resumed.",
                 why=f"{self.first} batches have the fingerprint {self.passes.order}; it was {expected}.",
-                do="use the data and the order of that run (shuffle with a seed), or begin a new run.",
+                do="use the data and the order of that run: shuffle with a seed, leave deterministic=False out, and"
+                " draw in its functions with tf.random or stateless operations: not in Python, not by a layer or a"
+                " generator, which go on from pass to pass. Or begin a new run.",
             )
 
     def capture(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from duoka.errors import MismatchError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.exchange.memory import Memory
 from duoka.frameworks.exchange.wire import Wire
+from duoka.frameworks.keras.draws import draw_in_turn
 from duoka.frameworks.keras.host_tensorflow import TensorFlowHost
 from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.start import agree_on_values
@@ -248,11 +249,12 @@ class Loop:
     # Data.
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        return self._followed(check(dataset) if self._collective.num_replicas == 1 else distribute(dataset))
+        settled = draw_in_turn(dataset, self.tell_once)
+        return self._followed(check(settled) if self._collective.num_replicas == 1 else distribute(settled))
 
     def distribute_datasets_from_function(self, function: Callable[[Any], Any]) -> Any:
         context = InputContext(self._collective.num_replicas)
-        dataset = function(context)
+        dataset = draw_in_turn(function(context), self.tell_once)
         is_alone = self._collective.num_replicas == 1
         return self._followed(check(dataset) if is_alone else distribute(from_function(dataset, context)))
 

@@ -11,7 +11,7 @@ from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.dataset import SeededDataset
-from duoka.frameworks.torch.loader_processes import start
+from duoka.frameworks.torch.loader_processes import start, start_anew
 from duoka.frameworks.torch.nested import count_rows, take_rows
 from duoka.frameworks.torch.order import digest, list_batches, seeded_order
 from duoka.frameworks.torch.randomness import seed_all
@@ -41,13 +41,13 @@ class Blocks:
     def read(
         self, replicas: Sequence[int], pass_number: int, begin: Callable[[int], None]
     ) -> Iterator[tuple[int, Any]]:
-        """These replicas' batches, each with its replica; one replica of one gets the user's loader as it is.
+        """These replicas' batches, each with its replica; one replica of one gets what the user's loader gives.
 
         `begin` hears which replica comes next.
         Leaves the global generators seeded from (seed, pass, replica), for what is done with the batch.
         """
         if self._num_replicas == 1:
-            return ((0, batch) for batch in start(self._loader))
+            return ((0, batch) for batch in start_anew(self._loader))
         read = self._read_stream if self.is_stream else self._read_blocks
         return read(replicas, pass_number, begin)
 
@@ -89,7 +89,7 @@ class Blocks:
         self, replicas: Sequence[int], pass_number: int, begin: Callable[[int], None]
     ) -> Iterator[tuple[int, Any]]:
         with seeded_order(self._loader, self._seed, 0):
-            batches = start(self._loader)
+            batches = start_anew(self._loader)
         for position, batch in enumerate(_seed_before_each(batches, self._seed)):
             num_rows = count_rows(batch)
             if num_rows is None:

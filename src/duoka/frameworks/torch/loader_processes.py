@@ -8,6 +8,7 @@ and for all of its children when it ends itself.
 from __future__ import annotations
 
 import atexit
+import copy
 import multiprocessing
 import os
 import signal
@@ -67,6 +68,17 @@ def start(loader: DataLoader[Any]) -> Iterator[Any]:
         for process in multiprocessing.active_children():
             if process not in others:
                 _leave_word_of(process)
+
+
+def start_anew(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The same, with processes for this pass: persistent ones would go on with their generators as they have them.
+
+    A script that is resumed has no processes yet, and would draw other numbers than one that never stopped.
+    """
+    if loader.persistent_workers:
+        loader = copy.copy(loader)
+        loader.__dict__["persistent_workers"] = False  # a loader refuses to be changed
+    return start(loader)
 
 
 @contextmanager
