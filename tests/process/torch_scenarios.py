@@ -190,6 +190,23 @@ def frozen_statistics(strategy):
 
 
 @scenario
+def weighed_statistics(strategy):
+    """Counts are for gradients. Running statistics are means over rows: here, of the last batch alone."""
+    torch.manual_seed(5)
+    layer = nn.BatchNorm1d(12, momentum=1.0)
+    model = nn.Sequential(layer, nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = TensorDataset(*data(100))
+    model, optimizer, loader = strategy.prepare(model, optimizer, DataLoader(rows, batch_size=10))
+    for x, y in loader:
+        optimizer.zero_grad()
+        strategy.weigh(F.cross_entropy(model(x), y), 50 * len(y)).backward()
+        optimizer.step()
+    assert torch.allclose(layer.running_mean, rows.tensors[0][90:].mean(0), atol=1e-6), "weighed by counts"
+    return model, optimizer
+
+
+@scenario
 def tied_and_unused(strategy):
     class Tied(nn.Module):
         def __init__(self):

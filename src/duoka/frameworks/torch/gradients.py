@@ -393,7 +393,6 @@ class Gradients:
         if self._outside is None:
             round = self._make_round("outside")
             self._outside = Outside(self._collective, self._loop, round, self._parameters)
-        self._statistics.begin_unknown()
         notes = self._outside.exchange(self._rates())
         if notes is None:
             raise self._cannot_redo()

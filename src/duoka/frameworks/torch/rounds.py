@@ -31,20 +31,22 @@ class Round:
         self._num_parameters = len(parameters)
         # For each parameter with sparse gradients, which of its rows were touched.
         touched = [torch.empty(len(parameters[index]), device="meta") for index in sparse]
-        # With more digits than they have: what they begin with may be far larger than what they come to.
-        merged = [place.tensor.to("meta", torch.float64) for place in statistics.merged]
-        self._layout = Layout.of([*parameters, *merged, *touched])
-        self.touched_at = {index: len(parameters) + len(statistics.merged) + n for n, index in enumerate(sparse)}
+        self._layout = Layout.of([*parameters, *touched])
+        self.touched_at = {index: len(parameters) + n for n, index in enumerate(sparse)}
         self.buffers: list[Buffer] = [
             collective.buffer(size, numpy_dtype(dtype), name)
             for size, dtype in zip(self._layout.sizes, self._layout.dtypes, strict=True)
         ]
+        self._num_groups = len(self.buffers)
+        if statistics.merged:
+            self.buffers.append(collective.buffer(statistics.num_merged, np.float64, name and f"{name}, statistics"))
         if statistics.others:
             self.buffers.append(collective.buffer(statistics.other_bytes, np.uint8, name and f"{name}, buffers"))
         # What p.grad shows is this worker's own, allocated once.
         device = parameters[0].device if parameters else torch.device("cpu")
         kinds = zip(self._layout.sizes, self._layout.dtypes, strict=True)
         self._private = [torch.zeros(size, dtype=dtype, device=device) for size, dtype in kinds]
+        self._merged = torch.zeros(statistics.num_merged, dtype=torch.float64, device=device)
         self._others = torch.empty(0, dtype=torch.uint8)
         self.views = self._layout.views(self._private)
         self.exchange: Exchange | None = None
@@ -69,7 +71,7 @@ class Round:
         return self.exchange
 
     def slots(self, replica: int) -> list[torch.Tensor]:
-        """A view for each parameter, merged statistic and mask into this replica's slots."""
+        """A view for each parameter and mask into this replica's slots."""
         self._zeros.discard(replica)
         return self._views(replica)
 
@@ -90,6 +92,10 @@ class Round:
         """Where a replica says which rows of a sparse gradient it has touched."""
         return self._views(replica)[self.touched_at[index]] if index in self.touched_at else None
 
+    def merged(self, replica: int) -> torch.Tensor:
+        assert self.exchange is not None
+        return torch.as_tensor(self.exchange.slot(self.buffers[self._num_groups], replica))
+
     def others(self, replica: int) -> torch.Tensor:
         assert self.exchange is not None
         return torch.as_tensor(self.exchange.slot(self.buffers[-1], replica))
@@ -103,6 +109,8 @@ class Round:
             return  # sums are written elsewhere: what was zero is still zero
         for slot in self._views(replica):
             slot.zero_()
+        if self.statistics.merged:
+            self.merged(replica).zero_()
         if self.statistics.others:
             self.others(replica).zero_()
         self._zeros.add(replica)
@@ -115,7 +123,8 @@ class Round:
                 slots[index].zero_()
                 if index in self.touched_at:
                     slots[self.touched_at[index]].zero_()
-        self.statistics.write_merged(slots[self._num_parameters :], weight)
+        if self.statistics.merged:
+            self.statistics.write_merged(self.merged(replica), weight)
         if self.statistics.others:
             others = self.others(replica)
             self.statistics.write_others(others) if replica == 0 else others.zero_()
@@ -131,6 +140,8 @@ class Round:
         assert self.exchange is not None
         for buffer, private in zip(self.buffers, self._private, strict=False):
             _copy(self.exchange.result(buffer), private, divisor)
+        if self.statistics.merged:  # weighted by rows, whatever the gradients are weighted by
+            _copy(self.exchange.result(self.buffers[self._num_groups]), self._merged, None)
         if self.statistics.others:
             self._others = _private(self.exchange.result(self.buffers[-1]))
         self.exchange.release()
@@ -141,8 +152,7 @@ class Round:
 
     def take_statistics(self) -> None:
         """Give the model the merged statistics, and replica 0's other buffers."""
-        start = self._num_parameters
-        self.statistics.put_merged(self.views[start : start + len(self.statistics.merged)])
+        self.statistics.put_merged(self._merged)
         if self.statistics.others:
             self.statistics.read_others(self._others)
 

@@ -57,7 +57,7 @@ class Place(NamedTuple):
         value = value.view(self.tensor.shape)
         if _goes_back_without(self.module):
             self.tensor.data.copy_(value)  # past autograd
-        elif not torch.equal(self.tensor, value):
+        elif not torch.equal(as_bytes(self.tensor), as_bytes(value)):
             # Else its layer goes back with these very values: it is left alone.
             self.put(value)
 
@@ -111,10 +111,6 @@ class Statistics:
     def begin_batch(self) -> None:
         self._at_start = [place.tensor.clone() for place in (*self.merged, *self.others)]
 
-    def begin_unknown(self) -> None:
-        """Nobody knows whether workers have begun with the same values: merged is what they have, not its change."""
-        self._at_start = [torch.zeros_like(place.tensor) for place in (*self.merged, *self.others)]
-
     def begin_later_body(self) -> None:
         """Another replica of the same batch starts from where the first one did."""
         for place, value in zip((*self.merged, *self.others), self._at_start, strict=True):
@@ -122,21 +118,32 @@ class Statistics:
         for position in self.moved():
             self.still[position].put(self._still_values[position])
 
-    def write_merged(self, slots: Sequence[torch.Tensor], weight: float) -> None:
-        """How far the forwards of this batch have moved them, weighted.
+    @property
+    def num_merged(self) -> int:
+        """Numbers in all of them."""
+        return sum(place.tensor.numel() for place in self.merged)
 
-        Not where they are: weighted means of equal values are rounded, and layers that stand still would drift.
+    def write_merged(self, slot: torch.Tensor, weight: float) -> None:
+        """Their values, weighted, in float64: rounded to what a layer has, the mean of equal values is that very value.
+
+        So layers in eval mode keep what they have learned, to the last bit.
         """
-        for slot, place, start in zip(slots, self.merged, self._at_start, strict=False):
-            slot.copy_(place.tensor).sub_(start).mul_(weight) if weight else slot.zero_()
+        if not weight:
+            slot.zero_()
+            return
+        for place, part in zip(self.merged, self._cut(slot), strict=True):
+            part.copy_(place.tensor.reshape(-1)).mul_(weight)
 
-    def put_merged(self, moves: Sequence[torch.Tensor]) -> None:
+    def put_merged(self, values: torch.Tensor) -> None:
         """Give layers the values of all replicas, in the middle of a body.
 
         A GAN steps its judge, then goes back through the batch that its maker made before.
         """
-        for place, start, move in zip(self.merged, self._at_start, moves, strict=False):
-            place.put_in_body((start + move.view(start.shape)).to(start.dtype))
+        for place, value in zip(self.merged, self._cut(values), strict=True):
+            place.put_in_body(value.to(place.tensor.dtype))
+
+    def _cut(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return flat.split([place.tensor.numel() for place in self.merged])
 
     def watch_still(self) -> None:
         """A body begins: from here on, whoever changes a buffer that does not travel is noticed."""
