@@ -259,7 +259,9 @@ def test_another_model_seed_number_of_replicas_or_backend_is_refused_with_the_di
         assert ended.code == 1 and words in ended.err, ended.err
     ended = start(tmp_path, "torch", rate=0.5, beta=0.8, **given).finish(60, LEAVES)
     assert ended.code == 0 and ended.err.count("the optimizer of sequential is") == 2, ended.err
-    assert re.search(r"resumed from .*: step \d+, epoch 3, batch 0, ", ended.err), "a callback had stopped it"
+    assert re.search(r"resumed from .*: step \d+, after 3 epochs and 0 batches, ", ended.err), (
+        "a callback had stopped it"
+    )
     for line in (
         "the saved run goes on with its own values, not with those of this script:"
         " learning_rate of the optimizer of sequential is 0.5 here, and was 0.01",

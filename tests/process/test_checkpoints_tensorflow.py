@@ -126,7 +126,7 @@ def test_a_loop_whose_workers_were_all_killed_goes_on_to_the_bits_of_a_calm_one_
     assert "resumed from" in ended.err and "training held up for" in ended.err
     line = "not with those of this script: learning_rate of adam (Adam) is 0.5 here, and was 0.01\n"
     assert ended.err.count(line) == 1, ended.err
-    assert ended.err.count("draws random numbers in parallel calls (RandomStandardNormal)") == 1
+    assert ended.err.count("draws random numbers, or counts, in parallel calls (RandomStandardNormal)") == 1
     assert "did 8 0 " in ended.out and "did 7 " not in ended.out, "what is due with an epoch's last step is of the next"
 
 

@@ -15,7 +15,9 @@ from tests.process.scripts import run
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
-LEAVES = ("torchinductor_", "pymp-")  # empty folders of PyTorch's and of multiprocessing's, which killed ones leave
+# What PyTorch and multiprocessing leave where they are killed: empty folders, and ten files, with which a loader that
+# cannot read from its process sees whether there are too many.
+LEAVES = ("torchinductor_", "pymp-", "tmp")
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

@@ -198,9 +198,13 @@ def test_a_newcomer_that_was_ready_in_time_is_not_mentioned(scene):
 
 
 def test_a_newcomer_waits_from_its_offer_until_somebody_comes_to_a_border(scene):
-    assert scene.respawn.offered_since() is None
+    assert scene.respawn.waits_since() is None
     scene.offer()
     scene.now += 5
-    assert scene.respawn.offered_since() == 100
+    assert scene.respawn.waits_since() == 100
     scene.come_to_border(0)
-    assert scene.respawn.offered_since() is None
+    assert scene.respawn.waits_since() is None
+    scene.come_to_border(1, 2)
+    assert scene.respawn.is_given_since() == 105
+    scene.hear_given(0)
+    assert scene.respawn.is_given_since() is None

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 
 ROW_BYTES = 1024
 _FIXED = struct.Struct("<qqqq")  # pid, begun calls, completed calls, committed steps
-_WORK = struct.Struct("<qqq")  # the user's step, and the replicas under way: first, and one behind the last
-_CALL_BYTES = (ROW_BYTES - _FIXED.size - _WORK.size) // 2
-_CALLS = (_FIXED.size + _WORK.size, _FIXED.size + _WORK.size + _CALL_BYTES)
+# The user's step, the replicas under way (first, and one behind the last), and whether their loop was left.
+_WORK = struct.Struct("<qqqq")
+_PACE = struct.Struct("<d")  # what its steps lengthen deadlines to, in seconds
+_HEAD_BYTES = _FIXED.size + _WORK.size + _PACE.size
+_CALL_BYTES = (ROW_BYTES - _HEAD_BYTES) // 2
+_CALLS = (_HEAD_BYTES, _HEAD_BYTES + _CALL_BYTES)
 _CALL = struct.Struct("<qI")  # the offer that this worker knew of when it called, and the length of the call
 _WISH = struct.Struct("<q")  # whether the run is to end at the next border
 _MAIN = struct.Struct("<q")  # the worker that prints and writes for all
@@ -41,14 +44,15 @@ class Work:
     step: int = 0
     start: int = 0
     stop: int = 0
+    is_left: bool = False  # a loop was left in their middle: by an error, or to do something else
 
     @property
     def is_under_way(self) -> bool:
         return self.stop > self.start
 
     @classmethod
-    def of(cls, step: int, replicas: Sequence[int]) -> Work:
-        return cls(step, min(replicas), max(replicas) + 1) if replicas else cls(step)
+    def of(cls, step: int, replicas: Sequence[int], is_left: bool = False) -> Work:
+        return cls(step, min(replicas), max(replicas) + 1, is_left) if replicas else cls(step)
 
     def overlaps(self, other: Work) -> bool:
         """
@@ -101,10 +105,19 @@ class Board:
         return next((worker for worker in workers if self.read(worker).pid == pid), None)
 
     def write_work(self, worker: int, work: Work) -> None:
-        _WORK.pack_into(self._memory, worker * ROW_BYTES + _FIXED.size, work.step, work.start, work.stop)
+        values = work.step, work.start, work.stop, int(work.is_left)
+        _WORK.pack_into(self._memory, worker * ROW_BYTES + _FIXED.size, *values)
 
     def read_work(self, worker: int) -> Work:
-        return Work(*_WORK.unpack_from(self._memory, worker * ROW_BYTES + _FIXED.size))
+        step, start, stop, is_left = _WORK.unpack_from(self._memory, worker * ROW_BYTES + _FIXED.size)
+        return Work(step, start, stop, bool(is_left))
+
+    def write_pace(self, worker: int, seconds: float) -> None:
+        _PACE.pack_into(self._memory, worker * ROW_BYTES + _FIXED.size + _WORK.size, seconds)
+
+    def read_pace(self, worker: int) -> float:
+        (seconds,) = _PACE.unpack_from(self._memory, worker * ROW_BYTES + _FIXED.size + _WORK.size)
+        return float(seconds)
 
     def wish_end(self) -> None:
         _WISH.pack_into(self._memory, self._end, 1)

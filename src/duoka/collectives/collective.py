@@ -179,10 +179,11 @@ class Collective(ABC):
         """
 
     @abstractmethod
-    def work_on(self, step: int, replicas: Sequence[int]) -> None:
+    def work_on(self, step: int, replicas: Sequence[int], *, is_left: bool = False) -> None:
         """Say which replicas of which step of the user's this worker computes from now on; none after `end_step`.
 
-        An error, or what ended a worker, can then be told with its replica and step.
+        An error, or what ended a worker, can then be told with its replica and step. `is_left`: a loop was left in
+        their middle, by an error or to do something else, which may take its time.
         """
 
     @abstractmethod

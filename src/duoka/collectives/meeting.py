@@ -68,6 +68,7 @@ class Meeting:
         self.work: Work | None = None  # what this worker computes, or has computed last
         self._pid = os.getpid()
         board.write_work(worker, Work())
+        board.write_pace(worker, 0.0)
         board.write(worker, self._pid, 0, 0, 0)
 
     def refuse_children(self) -> None:
@@ -113,7 +114,7 @@ class Meeting:
     def end_step(self) -> None:
         self.end_work()
         self.steps += 1
-        self._supervision.end_step()
+        self._board.write_pace(self.worker, self._supervision.end_step())
         self._board.write(self.worker, self._pid, self.completed, self.completed, self.steps)
 
     def calls(self, number: int, workers: Iterable[int]) -> dict[int, bytes]:

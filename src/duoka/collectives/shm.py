@@ -163,8 +163,8 @@ class SharedMemory(Collective):
         self._number = self.meeting.completed
         self.dealing.deal_to(self.meeting.membership.workers, self.worker)
 
-    def work_on(self, step: int, replicas: Sequence[int]) -> None:
-        self.meeting.work_on(Work.of(step, replicas))
+    def work_on(self, step: int, replicas: Sequence[int], *, is_left: bool = False) -> None:
+        self.meeting.work_on(Work.of(step, replicas, is_left))
 
     def end_step(self) -> None:
         if self.joining is not None:

@@ -47,8 +47,10 @@ class Supervision:
         if message["kind"] == "expired" and int(message["wait"]) == self._waits:
             raise Expired
 
-    def end_step(self) -> None:
+    def end_step(self) -> float:
+        """To how many seconds steps lengthen deadlines."""
         self._pace.end_step(self._clock())
+        return self._pace.lengthen(0.0)
 
     def begin_wait(self, phase: str, deadline_s: float, step: int) -> Patience:
         """To be ended by whoever begins it. `phase`: what the missing ones have not done."""

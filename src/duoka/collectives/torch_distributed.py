@@ -189,8 +189,8 @@ class TorchDistributed(Collective):
 
     # Everything else is small.
 
-    def work_on(self, step: int, replicas: Sequence[int]) -> None:
-        self._control.work_on(step, replicas)
+    def work_on(self, step: int, replicas: Sequence[int], *, is_left: bool = False) -> None:
+        self._control.work_on(step, replicas, is_left=is_left)
 
     def end_step(self) -> None:
         self._control.end_step()

@@ -297,7 +297,7 @@ class _Counter:
     def end(self, total: int | None = None) -> None:
         """What was under way is complete; with a total, all is: blocks may have given one item more or less."""
         if total is not None and not self._num_batches and self._batch is None:
-            self._num_items, self._has_item = total * self._items_per_batch, False
+            self._num_items, self._has_item = (total - self.before) * self._items_per_batch, False
         if self._has_item:
             self._num_batches += self._batch is not None
             self._num_items += self._batch is None

@@ -99,7 +99,8 @@ class Losses:
             is_own_doing = self._last_death is not None and self._last_death.is_own_doing
             respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
             return
-        is_anybody_coming = respawn.has_newcomers
+        # One that has not reported after a loss, stopped or stuck, has kept us from starting others.
+        is_anybody_coming = respawn.has_newcomers or (worker.stuck is not None and respawn.has_vacancies)
         respawn.end()
         if any(w.state is State.LEFT for w in self._crew.workers.values()):
             self._outcome.last_line = f"{text}; the others have finished."
@@ -108,8 +109,10 @@ class Losses:
         self._outcome.last_line = f"{text}; no worker is left."
         if is_anybody_coming:  # nobody to join, but there may be something to go on from
             what = f"{text}; no worker is left that others could join"
-            self._outcome.last_line = f"{what}. With strategy.checkpoint a run goes on from the last one by itself."
-            self._outcome.way_back = None if self._history.kept is None else self._find_way(what)
+            if self._history.kept is None:
+                self._outcome.last_line = f"{what}. With strategy.checkpoint a run goes on from the last one by itself."
+            else:
+                self._outcome.way_back = self._find_way(what)
 
     def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
         """The main one is lost before it has come to the end of its script: another one is it from now on."""

@@ -7,7 +7,7 @@ there. The supervisor alone numbers generations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from duoka.runtime.comebacks import Comebacks
@@ -17,6 +17,13 @@ from duoka.runtime.output import Fold
 from duoka.runtime.plan import Plan
 from duoka.runtime.respawn import Respawn
 from duoka.topology.membership import Membership
+
+
+@dataclass(frozen=True)
+class Missed:
+    worker: int
+    since: float
+    may_sleep: bool  # between its steps: it may send files, or wait for something
 
 
 class Members:
@@ -81,15 +88,18 @@ class Members:
             return set(self._vote.membership.workers) - set(self._vote.reports)
         return self.respawn.list_awaited()
 
-    def find_missed(self) -> tuple[int, float] | None:
-        """The last one that is left, and since when its report, or that it comes to a border, is awaited.
+    def find_missed(self) -> Missed | None:
+        """The last one that is left, if its report is awaited, its state, or that it comes to a border.
 
         No other member is there to wait for it, and to say so.
         """
         if len(self._membership.workers) > 1:
             return None
-        since = self.respawn.offered_since() if self._vote is None else self._voting_since
-        return None if since is None else (self._membership.workers[0], since)
+        (last,), given_since = self._membership.workers, self.respawn.is_given_since()
+        since = self.respawn.waits_since() if self._vote is None else self._voting_since
+        if given_since is not None:
+            return Missed(last, given_since, may_sleep=False)
+        return None if since is None else Missed(last, since, may_sleep=True)
 
     def _move_main(self) -> None:
         self._fold.move_main(self.comebacks.ages.sort(worker.number for worker in self._crew.list_running())[0])

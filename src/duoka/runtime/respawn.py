@@ -59,7 +59,7 @@ class _Round:
     offer: int
     newcomer: Newcomer
     records: int
-    offered_at: float
+    since: float  # this stage
     stage: _Stage = _Stage.OFFERED
     due: float | None = None
     patience_s: float = 60.0
@@ -119,7 +119,7 @@ class Respawn:
                     round.lost_givers += round.giver == number
                     if round.lost_givers == _MOST_GIVERS or (round.giver == number and is_own_doing):
                         self._stop_giving(round, number)
-                    round.stage, round.giver = _Stage.OFFERED, None
+                    round.stage, round.giver, round.since = _Stage.OFFERED, None, self._clock()
 
     def on_gone(self, newcomer: Newcomer, how: str, *, has_finished: bool = False) -> None:
         """A newcomer has ended before it had joined. One that `has_finished` its script would do so again."""
@@ -142,6 +142,11 @@ class Respawn:
     @property
     def has_newcomers(self) -> bool:
         return bool(self._newcomers)
+
+    @property
+    def has_vacancies(self) -> bool:
+        """Somebody is to be started in the place of a lost one, when the others have agreed."""
+        return self._is_wanted and bool(self._vacant)
 
     def finish(self) -> None:
         """Somebody has come to the end of the script. That a worker comes back was said: so is that it does not."""
@@ -199,10 +204,14 @@ class Respawn:
                 awaited.add(round.giver)
         return awaited
 
-    def offered_since(self) -> float | None:
+    def waits_since(self) -> float | None:
         """Since when a newcomer waits for members of whom none has come to a border."""
         waiting = [r for r in self._rounds.values() if r.stage is _Stage.OFFERED and not r.at_border]
-        return min((round.offered_at for round in waiting), default=None)
+        return min((round.since for round in waiting), default=None)
+
+    def is_given_since(self) -> float | None:
+        """Since when a member writes down its state."""
+        return min((round.since for round in self._rounds.values() if round.giver is not None), default=None)
 
     # What they say.
 
@@ -267,6 +276,7 @@ class Respawn:
             self._refuse(round)
         elif round.stage is _Stage.OFFERED:
             round.stage, round.giver = _Stage.GIVING, self.comebacks.ages.sort(members)[0]
+            round.since = self._clock()
             self._host.tell_member(round.giver, {"kind": "give", "offer": round.offer})
         elif round.stage is _Stage.SETTLED:
             self._join(round)

@@ -23,6 +23,7 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.poison import Deaths
 from duoka.runtime.process import signal_name
 from duoka.runtime.shutdown import Outcome, Shutdown
+from duoka.runtime.vitals import is_stopped
 
 
 class Supervisor:
@@ -132,16 +133,17 @@ class Supervisor:
                 worker.send_signal(signal.SIGKILL)
 
     def _look_for_the_last(self) -> None:
-        """A newcomer waits for the only member, and so do we after a loss. Between steps it may sleep or send files."""
-        missed, deadline_s = self._members.find_missed(), self._plan.deadline_s
+        """A newcomer waits for the only member, and so do we after a loss."""
+        missed, board = self._members.find_missed(), self._crew.board
         if missed is None:
             self._watchman.miss_nobody()
             return
-        worker, since = missed
-        work = self._crew.board.read_work(worker)
-        is_late = self._clock() - since >= deadline_s
-        if is_late and (work.is_under_way or self._watchman.is_stopped(worker)):
-            self._watchman.miss(worker, since, deadline_s, work.step)
+        work = board.read_work(missed.worker)
+        deadline_s = max(self._plan.deadline_s, board.read_pace(missed.worker))
+        is_late = self._clock() - missed.since >= deadline_s
+        is_in_step = work.is_under_way and not work.is_left
+        if is_late and (is_in_step or not missed.may_sleep or is_stopped(self._crew.workers[missed.worker].pid)):
+            self._watchman.miss(missed.worker, missed.since, deadline_s, work.step)
         else:
             self._watchman.miss_nobody()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from duoka.runtime.watching import STOPPED
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STATES = {
     "R": "runs",
@@ -31,6 +33,12 @@ def read_vitals(pid: int) -> Vitals:
             if int(entry) == pid:
                 state = fields[0]
     return Vitals(state, cpu_s)
+
+
+def is_stopped(pid: int) -> bool:
+    """Read at once, without those that it has started."""
+    fields = _read_stat(str(pid))
+    return fields is not None and fields[0] == STOPPED
 
 
 def tell_state(letter: str) -> str:

@@ -68,9 +68,6 @@ class Watchman:
     def miss_nobody(self) -> None:
         self._watching.hear_end(SUPERVISOR)
 
-    def is_stopped(self, worker: int) -> bool:
-        return worker in self._watched and read_vitals(self._watched[worker].pid).state == STOPPED
-
     def next_look(self) -> float | None:
         return self._watching.next_look()
 

@@ -29,9 +29,9 @@ def draw_in_turn(data: Any, tell: Callable[[str], None]) -> Any:
     if not names or isinstance(data, InTurn):
         return data
     tell(
-        f"a dataset draws random numbers in parallel calls ({', '.join(names)}), which differ from run to run: they are"
-        " drawn in one call after the other, as without num_parallel_calls. Stateless operations (tf.image.stateless_*)"
-        " stay parallel, and give the same numbers by themselves"
+        f"a dataset draws random numbers, or counts, in parallel calls ({', '.join(names)}), which differs from run to"
+        " run: it is done in one call after the other, as without num_parallel_calls. Stateless operations"
+        " (tf.image.stateless_*) stay parallel, and give the same numbers by themselves"
     )
     return InTurn(data)
 

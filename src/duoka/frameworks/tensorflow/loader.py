@@ -98,7 +98,7 @@ class Source:
         """In its turn: what has been handed out of this pass, in a few bytes."""
         leaves = [leaf.whole if isinstance(leaf, Rows) else leaf for leaf in tf.nest.flatten(batch)]
         if self.num_rows is None:
-            self.num_rows = max((int(leaf.shape[0]) for leaf in leaves if leaf.shape.rank), default=0)
+            self.num_rows = max((int(leaf.shape[0]) for leaf in data.leaves_of(leaves)), default=0)
         self._digest = zlib.crc32(data.digest(leaves).to_bytes(4, "little"), self._digest)
         self.passes.order = f"{self._digest:08x}"
 

@@ -77,8 +77,12 @@ class Evaluation:
     def _run_loop(self, blocks: Blocks, number: int) -> Iterator[Any]:
         self.replicas_of_last_loop = self._collective.replicas
         with self._under_way():
-            for _, batch in blocks.read(self.replicas_of_last_loop, number, self._begin_replica):
-                yield self._to_device(batch)
+            for replica, batch in blocks.read(self.replicas_of_last_loop, number, self._begin_replica):
+                try:
+                    yield self._to_device(batch)
+                except GeneratorExit:
+                    self._collective.work_on(self._loop.step, (replica,), is_left=True)
+                    raise
                 if self._is_past:
                     break
         self._collective.work_on(self._loop.step, ())

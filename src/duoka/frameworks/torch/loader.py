@@ -302,7 +302,8 @@ class PreparedLoader(Ending):
                         raise
                     step = self._loop.step
                     self._hooks.leave_batch(body)
-                    self._collective.work_on(step, unit)  # mostly an error has left the loop, and it will be reported
+                    # Mostly an error has left the loop, and it will be reported.
+                    self._collective.work_on(step, unit, is_left=True)
                     raise
                 self._hooks.end_body(body)
             if self._loop.is_complete:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 _PATIENCE_S = 0.5
+_STDERR = 2
 _KILLED = f"is killed by signal: {signal.strsignal(signal.SIGKILL)}"  # in PyTorch's words
 _is_one_of_many = False
 
@@ -58,5 +58,6 @@ class _Handler:
         except RuntimeError as error:
             if _KILLED not in str(error) or not _is_one_of_many:
                 raise
-            print(f"{str(error).strip()} This worker ends with it.", file=sys.stderr, flush=True)
+            # Not by print: the line that is interrupted may be printing.
+            os.write(_STDERR, f"{str(error).strip()} This worker ends with it.\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
