@@ -47,6 +47,14 @@ for epoch in strategy.epochs(2):
         optimizer.zero_grad()
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
+        if kind == "sleeps" and strategy.step == 6:
+            break
+    if kind == "sleeps":
+        break
+if kind == "sleeps":
+    if strategy.worker == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(9)
 strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
 """
 
@@ -63,3 +71,10 @@ def test_the_last_one_is_stopped_before_another_has_come_back_and_the_run_goes_b
     assert (tmp_path / "struck-0").exists() and (tmp_path / "struck-1").exists()
     assert ended.code == 0 and ended.out == calm.out and "hash" in calm.out, ended.err
     assert "worker 0 (cpu:0/v0) was stopped (SIGSTOP) for" in ended.err and "all workers start anew" in ended.err
+
+
+def test_the_last_one_may_sleep_after_its_loop_as_long_as_it_likes(tmp_path):
+    """A newcomer waits for it meanwhile, and nobody computes."""
+    ended = run(tmp_path, SCRIPT, "sleeps", program=DUOKA_RUN, timeout_s=60, leaves=LEAVES)
+    assert ended.code == 0 and "hash" in ended.out, ended.err
+    assert "worker 1 (cpu:0/v1) was ended by SIGKILL; 1 worker goes on" in ended.err
