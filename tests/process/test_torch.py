@@ -55,7 +55,6 @@ BITS_ONLY = (
     "buffers_of_all_kinds",
     "kept_loader_workers",
     "drawn_while_loading",
-    "weighed_statistics",
     "accumulated_with_a_queue",
 )
 
