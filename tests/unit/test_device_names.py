@@ -51,17 +51,17 @@ def test_the_name_of_a_virtual_device_is_read_back():
     for device in [
         Device("cpu", 0, virtual=2),
         Device("gpu", 3, virtual=0),
-        Device("mps"),
         Device("gpu", 11),
     ]:
         assert parse(device.name) == DeviceName(device.kind, device.index, device.virtual)
     assert Device("cpu", 0, virtual=2).name == "cpu:0/v2"
 
 
-def test_a_kind_that_a_framework_added_can_be_named():
-    with pytest.raises(DeviceError):
-        parse("vulkan:0")
-    assert parse("vulkan:0", [Device("vulkan", 0)]) == DeviceName("vulkan", 0)
+@pytest.mark.parametrize("text", ["mps", "mps:0", "xpu:0", "/device:TPU:0", "hpu(1)", "vulkan:0"])
+def test_a_kind_that_duoka_cannot_compute_on_is_refused_by_name(text):
+    with pytest.raises(DeviceError, match="CPUs and NVIDIA GPUs") as caught:
+        parse(text, [Device("vulkan", 0), Device("cpu", 0)])
+    assert text in caught.value.what and caught.value.do.endswith("Here are: cpu:0.")
 
 
 @pytest.mark.parametrize(

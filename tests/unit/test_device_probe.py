@@ -9,10 +9,12 @@ import pynvml
 import pytest
 
 import duoka.devices
+import duoka.devices.cuda
 from duoka.devices.cpu import list_cpus
 from duoka.devices.cuda import list_gpus, probe_gpus
 from duoka.devices.device import MB, Device
 from duoka.devices.probe import Inventory, list_devices, summary_sentence
+from tests.limits import START_S
 
 GB = 1024 * MB
 
@@ -175,6 +177,7 @@ def test_a_card_that_has_fallen_off_the_bus_is_noted_and_the_others_stay():
     cards = probe_gpus({}, FakeNvml(card("GPU-1"), {"handle": pynvml.NVMLError_GpuIsLost()}, card("GPU-3")))
     assert [(device.name, device.physical_index) for device in cards.devices] == [("gpu:0", 0), ("gpu:1", 2)]
     assert "physical GPU 1 does not answer" in cards.notes[0]
+    assert cards.problems == cards.notes[:1]
 
 
 def test_processes_that_hold_a_card_are_listed_largest_first_and_safe_to_print():
@@ -205,6 +208,26 @@ def test_a_driver_that_does_not_start_is_a_note_and_not_an_error():
     cards = probe_gpus({}, FakeNvml(init_error=pynvml.NVMLError_DriverNotLoaded()))
     assert cards.devices == ()
     assert "does not answer" in cards.notes[0]
+    assert cards.problems == cards.notes
+
+
+def test_a_gpu_without_a_driver_is_found_on_the_bus(tmp_path, monkeypatch):
+    monkeypatch.setattr(duoka.devices.cuda, "DRIVER_FILES", ())
+    monkeypatch.setattr(duoka.devices.cuda, "PCI_DEVICES", tmp_path)
+    for name, vendor, kind in (("0", "0x10de", "0x040300"), ("1", "0x8086", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert probe_gpus({}).problems == ()
+    (tmp_path / "0" / "class").write_text("0x030200\n")
+    assert probe_gpus({}).problems == ("an NVIDIA GPU is on the PCI bus, but no NVIDIA driver is loaded",)
+
+
+def test_a_gpu_that_does_not_work_is_no_problem_once_all_gpus_are_hidden():
+    broken = FakeNvml(init_error=pynvml.NVMLError_DriverNotLoaded())
+    assert list_devices({}, (), broken).problems != ()
+    for setting in ("", "-1"):
+        assert list_devices({"CUDA_VISIBLE_DEVICES": setting}, (), broken).problems == ()
 
 
 def test_the_cpu_is_one_device_with_the_cores_this_process_may_use():
@@ -282,6 +305,11 @@ def test_the_summary_is_one_plain_sentence(num_gpus, cores, sentence):
     assert summary_sentence(Inventory((*gpus, Device("cpu", 0, cores=cores)))) == sentence
 
 
+def test_the_summary_does_not_promise_cpu_devices_beside_a_gpu_that_does_not_work():
+    inventory = Inventory((Device("cpu", 0, cores=8),), problems=("the driver does not answer",))
+    assert "`Mirrored(devices=4)` will raise an error" in summary_sentence(inventory)
+
+
 def test_the_summary_counts_other_accelerators():
     inventory = Inventory((Device("mps"), Device("cpu", 0, cores=8)))
     assert summary_sentence(inventory).startswith("0 GPUs, 1 MPS device, 8 CPU cores: ")
@@ -308,7 +336,7 @@ print(before)
         [sys.executable, "-W", "error::RuntimeWarning", "-c", program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=START_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
@@ -335,7 +363,7 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 assert len(tf.config.list_logical_devices("CPU")) == 2
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=START_S)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -349,5 +377,5 @@ assert list_devices() == [] and not xla_bridge.backends_are_initialized()
 jax.numpy.ones(1)
 assert xla_bridge.backends_are_initialized() and list_devices() == []
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=START_S)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -77,7 +77,41 @@ def test_asking_for_nothing_takes_every_gpu_or_else_the_cpu():
 def test_an_accelerator_of_another_kind_is_mentioned_when_nothing_is_asked_for():
     choice = choose(None, Inventory((Device("mps"), CPU)))
     assert names(choice) == ["cpu:0"]
-    assert "mps:0" in choice.notes[0]
+    assert "mps:0 not used" in choice.notes[0]
+
+
+@pytest.mark.parametrize("request_", [["mps:0"], "mps", Device("mps"), ["cpu", Device("mps")]])
+def test_an_accelerator_of_another_kind_is_refused_even_where_it_exists(request_):
+    with pytest.raises(DeviceError, match=r"mps.* cannot be used(.|\n)*CPUs and NVIDIA GPUs"):
+        choose(request_, Inventory((Device("mps"), CPU)))
+
+
+BROKEN = Inventory((CPU,), problems=("an NVIDIA driver is loaded, but does not answer: Driver/library mismatch",))
+
+
+@pytest.mark.parametrize("request_", [1, 4, "4", ["gpu:0"], ["/gpu:0", "/gpu:1"]])
+def test_cpu_devices_do_not_stand_in_for_a_gpu_that_does_not_work(request_):
+    with pytest.raises(DeviceError, match="library mismatch") as caught:
+        choose(request_, BROKEN)
+    assert "CUDA_VISIBLE_DEVICES=-1" in caught.value.do and "virtual_devices" in caught.value.do
+
+
+def test_what_the_cpu_was_named_for_runs_there_beside_a_gpu_that_does_not_work():
+    assert names(choose(cut(CPU, count=2), BROKEN)) == ["cpu:0/v0", "cpu:0/v1"]
+    assert names(choose(["cpu"], BROKEN)) == ["cpu:0"]
+
+
+def test_asking_for_nothing_beside_a_gpu_that_does_not_work_takes_the_cpu_and_says_why():
+    choice = choose(None, BROKEN)
+    assert names(choice) == ["cpu:0"]
+    assert choice.notes == BROKEN.problems
+
+
+def test_a_gpu_that_works_is_used_beside_one_that_does_not():
+    inventory = Inventory((GPUS[0], CPU), problems=("physical GPU 1 does not answer: GPU is lost",))
+    assert names(choose(1, inventory)) == ["gpu:0"]
+    with pytest.raises(DeviceError, match="GPU is lost"):
+        choose(2, inventory)
 
 
 def test_a_number_takes_the_first_cards():

@@ -14,15 +14,18 @@ from duoka.devices.visible import select_visible
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Cards:
-    """The cards this process may use, and why others are not among them."""
+    """The GPUs this process may use, notes on the rest, and why GPUs that exist cannot be used."""
 
     devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def list_gpus(environ: Mapping[str, str], nvml: Any = None) -> list[Device]:
@@ -37,21 +40,39 @@ def probe_gpus(environ: Mapping[str, str], nvml: Any = None) -> Cards:
     """
     if nvml is None:
         if not any(file.exists() for file in DRIVER_FILES):
+            if _is_on_the_bus(PCI_DEVICES):
+                return _unusable("an NVIDIA GPU is on the PCI bus, but no NVIDIA driver is loaded")
             return Cards(notes=("no NVIDIA driver is loaded",))
         try:
             nvml = importlib.import_module("pynvml")  # Only with a driver: elsewhere 30 ms for nothing.
         except ImportError:
-            return Cards(notes=("NVIDIA cards cannot be listed: nvidia-ml-py is not installed",))
+            return _unusable("an NVIDIA driver is loaded, but nvidia-ml-py is not installed")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Cards(notes=(f"an NVIDIA driver is here, but does not answer: {error}",))
+        return _unusable(f"an NVIDIA driver is loaded, but does not answer: {error}")
     try:
         return _Probe(nvml).list_cards(environ)
     except nvml.NVMLError as error:
-        return Cards(notes=(f"the NVIDIA driver did not list its cards: {error}",))
+        return _unusable(f"the NVIDIA driver did not list its GPUs: {error}")
     finally:
         nvml.nvmlShutdown()
+
+
+def _unusable(problem: str) -> Cards:
+    return Cards(notes=(problem,), problems=(problem,))
+
+
+def _is_on_the_bus(devices: Path) -> bool:
+    """Whether Linux lists a display controller of NVIDIA, driver or not."""
+    for device in devices.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 class _Probe:
@@ -60,6 +81,7 @@ class _Probe:
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
         self.notes: list[str] = []
+        self.problems: list[str] = []
 
     def list_cards(self, environ: Mapping[str, str]) -> Cards:
         handles = self._open_cards()
@@ -80,7 +102,7 @@ class _Probe:
                 number = physical_numbers[card]
                 device = self._describe(len(devices), number, handles[number])
             devices.append(device)
-        return Cards(tuple(devices), tuple(self.notes))
+        return Cards(tuple(devices), (*self.problems, *self.notes), tuple(self.problems))
 
     def _open_cards(self) -> dict[int, Any]:
         """Handles by physical number; a card that has fallen off the bus is noted and left out."""
@@ -89,7 +111,7 @@ class _Probe:
             try:
                 handles[number] = self.nvml.nvmlDeviceGetHandleByIndex(number)
             except self.nvml.NVMLError as error:
-                self.notes.append(f"physical GPU {number} does not answer: {error}")
+                self.problems.append(f"physical GPU {number} does not answer: {error}")
         return handles
 
     def _describe(self, index: int, physical_index: int | None, handle: Any) -> Device:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from duoka.devices.device import Device
-from duoka.devices.names import DeviceName, parse, say_what_is_here
+from duoka.devices.names import DeviceName, parse, refuse_other_kind, say_what_is_here
 from duoka.errors import DeviceError
 
 
@@ -28,6 +28,8 @@ def find_place(
     >>> find_place("/gpu:2", [Device("cpu")]).note
     'gpu:2 is not here: what is placed there runs on cpu:0'
     """
+    if isinstance(asked, Device):
+        refuse_other_kind(asked.kind, asked, here)
     name = DeviceName(asked.kind, asked.index, asked.virtual) if isinstance(asked, Device) else parse(asked, here)
     found = next((device for device in here if (device.kind, device.index) == (name.kind, name.index)), None)
     if own is not None and _is_part_of(own, name):

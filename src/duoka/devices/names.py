@@ -12,8 +12,9 @@ from duoka.errors import DeviceError
 if TYPE_CHECKING:
     from duoka.devices.device import Device
 
-KINDS = ("cpu", "gpu", "hpu", "mps", "npu", "tpu", "xpu")
+KINDS = ("cpu", "gpu")
 ALIASES = {"cuda": "gpu"}
+OTHER_KINDS = ("hpu", "mps", "npu", "rocm", "tpu", "xla", "xpu")  # real ones, which Duoka cannot compute on
 
 _TASK = re.compile(r"(?:/job:(?P<job>[^/]+))?(?:/replica:[0-9]+)?(?:/task:(?P<task>[0-9]+))?(?P<device>/.*)")
 _DEVICE = re.compile(
@@ -55,7 +56,9 @@ def parse(text: str, known: Sequence[Device] = ()) -> DeviceName:
         )
     match = _DEVICE.fullmatch(_drop_task(text.strip().lower(), text))
     kind = ALIASES.get(match["kind"], match["kind"]) if match else ""
-    if match is None or kind not in {*KINDS, *(device.kind for device in known)}:
+    if kind in {*OTHER_KINDS, *(device.kind for device in known)}:
+        refuse_other_kind(kind, text, known)
+    if match is None or kind not in KINDS:
         raise DeviceError(
             f"{text!r} is not the name of a device.",
             why="a name is a kind and a number: gpu:0, cuda:0, gpu(0), /gpu:0, /device:GPU:0, cpu, cpu:0.",
@@ -63,6 +66,16 @@ def parse(text: str, known: Sequence[Device] = ()) -> DeviceName:
         )
     number = match["index"] or match["bracketed"] or "0"
     return DeviceName(kind, int(number), None if match["virtual"] is None else int(match["virtual"]))
+
+
+def refuse_other_kind(kind: str, asked: object, known: Iterable[Device] = ()) -> None:
+    """Raise an error for a kind of device that Duoka does not drive: it would compute on the CPU without a word."""
+    if kind not in KINDS:
+        raise DeviceError(
+            f"{str(asked)!r} cannot be used.",
+            why=f"Duoka computes on CPUs and NVIDIA GPUs; it does not support devices of the kind {kind!r}.",
+            do=f"pass a GPU or the CPU. {say_what_is_here(device for device in known if device.kind in KINDS)}",
+        )
 
 
 def say_what_is_here(known: Iterable[Device]) -> str:

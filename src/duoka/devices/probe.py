@@ -15,10 +15,14 @@ EXAMPLE_COUNT = 4
 
 @dataclass(frozen=True)
 class Inventory:
-    """The devices of this machine, cards first, and notes on what one might miss among them."""
+    """The devices of this machine, GPUs first, and notes on what one might miss among them.
+
+    ``problems`` says why GPUs that exist cannot be used; it is empty if the user has hidden all of them.
+    """
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     def of_kind(self, kind: str) -> list[Device]:
         return [device for device in self.devices if device.kind == kind]
@@ -36,7 +40,8 @@ def list_devices(environ: Mapping[str, str], extra: Iterable[Device] = (), nvml:
         found.setdefault((device.kind, device.index), device)
     ranks = {"gpu": 0, "cpu": 2}
     devices = sorted(found.values(), key=lambda device: (ranks.get(device.kind, 1), device.kind, device.index))
-    return Inventory(tuple(devices), cards.notes)
+    has_hidden_all = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return Inventory(tuple(devices), cards.notes, () if has_hidden_all else cards.problems)
 
 
 def summary_sentence(inventory: Inventory) -> str:
@@ -52,6 +57,8 @@ def summary_sentence(inventory: Inventory) -> str:
     parts.append(say_count(sum(device.cores or 0 for device in inventory.of_kind("cpu")), "CPU core"))
     if gpus:
         outcome = f"`Mirrored()` will use {join_names(gpus)}"
+    elif inventory.problems:
+        outcome = f"`Mirrored(devices={EXAMPLE_COUNT})` will raise an error, because an NVIDIA GPU does not work"
     else:
         outcome = f"`Mirrored(devices={EXAMPLE_COUNT})` will use {EXAMPLE_COUNT} virtual CPU devices"
     return f"{', '.join(parts)}: {outcome}"

@@ -89,7 +89,7 @@ def keep_first_gpus(inventory: Inventory, num_gpus: int | None) -> Inventory:
     notes = inventory.notes
     if num_gpus > len(gpus):
         notes = (*notes, f'device_count={{"GPU": {num_gpus}}}: {say_count(len(gpus), "GPU")} here')
-    return Inventory(rest, notes)
+    return Inventory(rest, notes, inventory.problems)
 
 
 def limit_devices(devices: Sequence[Device], settings: Settings) -> tuple[Device, ...]:

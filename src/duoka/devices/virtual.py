@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count as count_up
 
 from duoka.devices.device import Device
-from duoka.devices.names import DeviceName, parse, say_what_is_here
+from duoka.devices.names import DeviceName, parse, refuse_other_kind, say_what_is_here
 from duoka.devices.probe import Inventory, join_names, say_count
 from duoka.errors import DeviceError
 
@@ -76,14 +76,15 @@ def _choose_everything(inventory: Inventory) -> Choice:
     if gpus:
         return Choice(tuple(gpus))
     others = [device for device in inventory.devices if device.kind != "cpu"]
-    notes = [f"{join_names(others)} not used unless named: devices=[{others[0].name!r}]"] if others else []
-    return Choice((_find_cpu(inventory),), tuple(notes))
+    notes = [f"{join_names(others)} not used: Duoka computes on CPUs and NVIDIA GPUs"] if others else []
+    return Choice((_find_cpu(inventory),), (*inventory.problems, *notes))
 
 
 def _choose_count(num_devices: int, inventory: Inventory, soft_placement: bool) -> Choice:
     gpus = inventory.of_kind("gpu")
     if num_devices <= len(gpus):
         return Choice(tuple(gpus[:num_devices]))
+    _refuse_unusable_gpus(f"devices={num_devices}", num_devices, inventory)
     if num_devices == 1:
         return Choice((_find_cpu(inventory),))
     here = f"{say_count(len(gpus), 'GPU')} here"
@@ -114,6 +115,8 @@ def _choose_named(asked: list[str | Device], inventory: Inventory, soft_placemen
             why="soft_placement=False forbids virtual CPU devices in their place.",
             do=f"name others, or set soft_placement=True. {say_what_is_here(inventory.devices)}",
         )
+    if missing:
+        _refuse_unusable_gpus(" and ".join(missing), len(missing), inventory)
     cpu = _find_cpu(inventory)
     taken = {name.virtual for name in names if (name.kind, name.index) == (cpu.kind, cpu.index)}
     free_numbers = (number for number in count_up() if number not in taken)
@@ -128,22 +131,35 @@ def _choose_named(asked: list[str | Device], inventory: Inventory, soft_placemen
     return Choice(tuple(devices), tuple(notes))
 
 
+def _refuse_unusable_gpus(asked: str, num_devices: int, inventory: Inventory) -> None:
+    """Virtual CPU devices stand in for GPUs that do not exist, not for GPUs that are broken."""
+    if inventory.problems:
+        raise DeviceError(
+            f"{asked} cannot be used: this machine has an NVIDIA GPU that does not work.",
+            why="; ".join(inventory.problems) + ".",
+            do="make `nvidia-smi` work and start again. To train on the CPU, set CUDA_VISIBLE_DEVICES=-1 or pass"
+            f' devices=duoka.virtual_devices("cpu:0", count={num_devices}).',
+        )
+
+
 def _find(asked: str | Device, inventory: Inventory) -> Device | None:
-    """The device that is meant, or None for a GPU that is not here; other kinds have no stand-in."""
+    """The device that is meant, or None for a GPU that is not here; a CPU has no stand-in."""
     name = _name_of(asked, inventory)
     for device in inventory.devices:
         if (device.kind, device.index) == (name.kind, name.index):
             return asked if isinstance(asked, Device) else replace(device, virtual=name.virtual)
     if name.kind == "gpu":
         return None
-    why = "kinds other than cpu and gpu are found once their framework is imported."
-    if name.kind == "cpu":
-        why = "all cores of a machine are one device, cpu:0."
-    raise DeviceError(f"{name} is not here.", why=why, do=say_what_is_here(inventory.devices))
+    raise DeviceError(
+        f"{name} is not here.",
+        why="all cores of a machine are one device, cpu:0.",
+        do=say_what_is_here(inventory.devices),
+    )
 
 
 def _name_of(asked: str | Device, inventory: Inventory) -> DeviceName:
     if isinstance(asked, Device):
+        refuse_other_kind(asked.kind, asked, inventory.devices)
         return DeviceName(asked.kind, asked.index, asked.virtual)
     return parse(asked, inventory.devices)
 

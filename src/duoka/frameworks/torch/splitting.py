@@ -81,7 +81,9 @@ class Splitting:
     def _rescan(self) -> None:
         named = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
         statistics = Statistics([self._module], self._gradients.moving)
-        signature = (tuple(id(parameter) for _, parameter in named), statistics.signature)
+        # With types and devices: `.to` changes them in place, and a gradient would not reach its old hook any more.
+        kept = tuple((id(parameter), parameter.dtype, parameter.device) for _, parameter in named)
+        signature = (kept, statistics.signature)
         if signature != self._signature:
             self._signature = signature
             self._gradients.watch(named, sparse_parameters([self._module]), statistics)
