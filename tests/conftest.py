@@ -21,6 +21,7 @@ from duoka.runtime.worker import attachment
 from duoka.session import _join
 from tests.abandoned import list_abandoned
 from tests.lean import sitecustomize as lean
+from tests.limits import START_S
 
 # Tests started in the background, or by nohup, begin with signals ignored, and so would the runs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -92,7 +93,7 @@ def remains() -> Remains:
 
 def check_remains(before: Remains, told: Any = "") -> None:
     """Nothing new is there. Files in /dev/shm may be those of a test beside this one, for a moment."""
-    until = time.monotonic() + 3
+    until = time.monotonic() + START_S
     while (new := remains().since(before)) != NOTHING:
         is_from_beside = not new.children and not new.descriptors
         assert is_from_beside and time.monotonic() < until, f"left behind: {new}; {told}"

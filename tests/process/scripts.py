@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.abandoned import list_abandoned
+from tests.limits import START_S
 
 PYTHON = (sys.executable,)
 DUOKA_RUN = (sys.executable, "-m", "duoka", "run")
@@ -40,7 +41,6 @@ class Ended:
     code: int
     out: str
     err: str
-    seconds: float
     directory: Path
 
     @property
@@ -84,7 +84,6 @@ class Run:
         self._before = self._files(), set(list_abandoned())
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST", "OMP_"))}
         environ |= {_MARK: self._mark, "TMPDIR": str(self.temporary), "PYTHONDONTWRITEBYTECODE": "1"}
-        self._start = time.monotonic()
         with open(self._screen / "out", "wb") as out, open(self._screen / "err", "wb") as err:
             given = {"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, "cwd": self.directory} | options
             self.process = subprocess.Popen(list(words), env=environ | dict(env or {}), **given)
@@ -123,7 +122,7 @@ class Run:
     def children(self) -> dict[int, dict[str, str]]:
         return {pid: environ for pid, environ in self.alive().items() if _parent(pid) == self.process.pid}
 
-    def wait_for(self, text: str, times: int = 1, timeout_s: float = 30) -> None:
+    def wait_for(self, text: str, times: int = 1, timeout_s: float = START_S) -> None:
         """Until this has been printed so many times."""
         wait_until(
             lambda: (self.out + self.err).count(text) >= times or self.process.poll() is not None, timeout_s, self
@@ -131,10 +130,9 @@ class Run:
         assert (self.out + self.err).count(text) >= times, f"{text!r} did not come:\n{self.out}\n{self.err}"
 
     def signal(self, number: int) -> None:
-        self._start = time.monotonic()  # what is timed from here on is the ending
         self.process.send_signal(number)
 
-    def finish(self, timeout_s: float = 30, leaves: Sequence[str] | Callable[[], Sequence[str]] = ()) -> Ended:
+    def finish(self, timeout_s: float = START_S, leaves: Sequence[str] | Callable[[], Sequence[str]] = ()) -> Ended:
         """Wait for the end, and see that nothing but `runs/` and the named temporary files is left; those go now.
 
         What may be left can depend on what happened: then it is asked for at the end.
@@ -145,22 +143,19 @@ class Run:
             shown = f"alive: {list(self.alive())}\n{self.out[-3000:]}\n{self.err[-3000:]}"
             self.end()
             raise AssertionError(f"the run has not ended after {timeout_s} s:\n{shown}") from None
-        seconds = time.monotonic() - self._start
-        wait_until(lambda: not self.alive(), 1, self)  # what was just killed may need a moment to go
+        wait_until(lambda: not self.alive(), START_S, self)  # what was just killed may need a moment to go
         self.check_files(leaves() if callable(leaves) else leaves)
         self.end()
-        return Ended(code, self.out, self.err, seconds, self.directory)
+        return Ended(code, self.out, self.err, self.directory)
 
-    def wait_until_all_are_gone(self, timeout_s: float = 5) -> float:
-        """For a run whose supervisor is dead: seconds until the last process has gone."""
-        start = time.monotonic()
+    def wait_until_all_are_gone(self, timeout_s: float = START_S) -> None:
+        """For a run whose supervisor is dead."""
         try:
             wait_until(lambda: not self.alive(), timeout_s, self)
         except AssertionError:
             self.end()
             raise
         self.process.wait(timeout_s)
-        return time.monotonic() - start
 
     def check_files(self, leaves: Sequence[str] = ()) -> None:
         files, shared = self._before
@@ -169,7 +164,7 @@ class Run:
         temporary = [path.name for path in self.temporary.iterdir()]
         left = [name for name in temporary if not name.startswith(tuple(leaves))]
         assert left == [], f"left behind: {left}"
-        wait_until(lambda: set(list_abandoned()) <= shared, 3, self)
+        wait_until(lambda: set(list_abandoned()) <= shared, START_S, self)
 
     def end(self) -> None:
         """Kill every process of this run, if there are any."""
@@ -178,7 +173,7 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        self.process.wait(10)
+        self.process.wait(START_S)
         shutil.rmtree(self.temporary, ignore_errors=True)
         atexit.unregister(self.end)
 
@@ -206,7 +201,7 @@ def start(directory: Path, source: str, *words: str, program: Sequence[str] = PY
 
 
 def run(
-    directory: Path, source: str, *words: str, timeout_s: float = 30, leaves: Sequence[str] = (), **options: Any
+    directory: Path, source: str, *words: str, timeout_s: float = START_S, leaves: Sequence[str] = (), **options: Any
 ) -> Ended:
     return start(directory, source, *words, **options).finish(timeout_s, leaves)
 

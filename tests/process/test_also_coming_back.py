@@ -168,7 +168,6 @@ def check(tmp_path: Path, script: str, kind: str, stop_at: int, kill_at: int) ->
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kind", "stop_at", "kill_at"),
     [
@@ -183,7 +182,6 @@ def test_a_pytorch_worker_that_comes_back_decides_by_its_objects_as_the_others_d
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("kind", "stop_at", "kill_at"), [("epochs", -1, 14), ("range", -1, 14), ("resumed", 18, 26)])
 def test_a_tensorflow_worker_that_comes_back_decides_by_its_objects_as_the_others_did(kind, stop_at, kill_at, tmp_path):
     check(tmp_path, TENSORFLOW, kind, stop_at, kill_at)

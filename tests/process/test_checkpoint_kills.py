@@ -23,9 +23,9 @@ from duoka.checkpoint.codec import NumpyCodec
 from duoka.checkpoint.disk import Disk
 from duoka.checkpoint.store import Store
 from duoka.checkpoint.writer import BackgroundWriter
+from tests.limits import START_S
 
 CODECS = [NumpyCodec()]
-pytestmark = pytest.mark.timeout(100)
 
 
 def state_of(step: int) -> dict:
@@ -241,7 +241,9 @@ def submit(writer, step, size=1000):
 """
 
 
-def run(body: str, *words: str, prefix: tuple[str, ...] = (), timeout_s: float = 30) -> subprocess.CompletedProcess:
+def run(
+    body: str, *words: str, prefix: tuple[str, ...] = (), timeout_s: float = START_S
+) -> subprocess.CompletedProcess:
     command = [*prefix, sys.executable, "-c", HEAD + textwrap.dedent(body), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
 
@@ -265,7 +267,6 @@ def test_the_last_save_is_finished_when_the_interpreter_ends(tmp_path):
 
 
 def test_a_disk_that_never_answers_does_not_keep_the_interpreter_from_ending(tmp_path):
-    begin = time.monotonic()
     ended = run(
         """
         class Stuck(Disk):
@@ -278,7 +279,7 @@ def test_a_disk_that_never_answers_does_not_keep_the_interpreter_from_ending(tmp
         """,
         str(tmp_path),
     )
-    assert ended.returncode == 3 and time.monotonic() - begin < 30
+    assert ended.returncode == 3
     assert "WARNING: The checkpoint of step 5 is not on the disk after 0.5 s." in ended.stderr
     assert Store(tmp_path).newest(CODECS) is None
 
@@ -293,27 +294,25 @@ def test_a_child_forked_in_the_middle_of_a_save_ends_at_once(tmp_path):
 
             def sync(self, descriptor):
                 self.is_syncing.set()
-                assert self.go.wait(60)
+                assert self.go.wait(1000)
                 super().sync(descriptor)
 
         disk = Held()
-        writer = BackgroundWriter(Store(sys.argv[1], say=say, disk=disk), CODECS, exit_deadline_s=50)
+        writer = BackgroundWriter(Store(sys.argv[1], say=say, disk=disk), CODECS, exit_deadline_s=1000)
         submit(writer, 5)
         assert disk.is_syncing.wait(20)
         child = os.fork()
         if child == 0:
             sys.exit(4)  # with everything that an exit does
-        begin = time.monotonic()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps([code, time.monotonic() - begin]))
+        print(code)
         disk.go.set()
         """,
         str(tmp_path),
-        timeout_s=80,
+        timeout_s=START_S,
     )
     assert ended.returncode == 0, ended.stderr
-    code, seconds = json.loads(ended.stdout)
-    assert code == 4 and seconds < 40, "it has waited for the save"
+    assert ended.stdout == "4\n"
     assert whole_step(Store(tmp_path).newest(CODECS)) == 5
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import PYTHON, Ended, Run, write
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 LEAVES = ("__autograph_generated_file",)
 
 START = """
@@ -129,18 +130,18 @@ def hash_of(ended: Ended) -> str:
 
 
 def test_one_replica_goes_on_after_sigterm_with_the_bits_of_a_calm_loop(tmp_path):
-    calm = hash_of(start(tmp_path, ONE_REPLICA, workers=1).finish(90, LEAVES))
+    calm = hash_of(start(tmp_path, ONE_REPLICA, workers=1).finish(START_S, LEAVES))
     run = start(tmp_path, ONE_REPLICA, workers=1, directory="../saved", seconds=0.1)
-    run.wait_for("did 2 3", timeout_s=60)
+    run.wait_for("did 2 3", timeout_s=START_S)
     run.signal(signal.SIGTERM)
-    assert run.finish(30, LEAVES).code == 143
-    ended = start(tmp_path, ONE_REPLICA, workers=1, directory="../saved").finish(90, LEAVES)
+    assert run.finish(START_S, LEAVES).code == 143
+    ended = start(tmp_path, ONE_REPLICA, workers=1, directory="../saved").finish(START_S, LEAVES)
     assert hash_of(ended) == calm
     assert "did 1 " not in ended.out and "did 2 3" not in ended.out and "did 3 6" in ended.out
 
 
 def test_a_worker_lost_in_a_step_with_two_updates_sends_all_back_to_the_checkpoint_and_the_bits_are_the_same(tmp_path):
-    calm = hash_of(start(tmp_path, IN_TURNS, workers=2).finish(90, LEAVES))
+    calm = hash_of(start(tmp_path, IN_TURNS, workers=2).finish(START_S, LEAVES))
     run = start(tmp_path, IN_TURNS, respawn="1", workers=2, directory="../saved", dies=True)
     ended = run.finish(150, LEAVES)
     assert "all workers start anew, and go back to the checkpoint of step 9" in " ".join(ended.err.split()), ended.err
@@ -148,7 +149,7 @@ def test_a_worker_lost_in_a_step_with_two_updates_sends_all_back_to_the_checkpoi
 
 
 def test_loops_whose_place_in_their_data_is_not_known_are_refused_before_anything_is_trained(tmp_path):
-    ended = start(tmp_path, REFUSED, workers=2, directory="../saved").finish(90, LEAVES)
+    ended = start(tmp_path, REFUSED, workers=2, directory="../saved").finish(START_S, LEAVES)
     for name in ("raw", "graph", "iterator", "taken"):
         assert f"refused {name} True" in ended.out, ended.out + ended.err
     assert "weights True" in ended.out

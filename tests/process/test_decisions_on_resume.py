@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import PYTHON, Ended, Run, write
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch]
 LEAVES = ("torchinductor_",)
 
 SCRIPT = """
@@ -83,7 +84,7 @@ strategy.print("ends", epoch, stopper.seen, digest.hexdigest(), flush=True)
 def run(place: Path, kind: str, workers: int, stop_at: int) -> Ended:
     place.mkdir(exist_ok=True)
     command = [*PYTHON, str(write(place, SCRIPT)), kind, str(workers), str(stop_at)]
-    ended = Run(place, command).finish(90, LEAVES)
+    ended = Run(place, command).finish(START_S, LEAVES)
     assert ended.code == (9 if stop_at else 0), ended.err
     return ended
 
@@ -164,6 +165,6 @@ def test_a_worker_that_is_lost_in_a_resumed_run_comes_back_past_a_finished_loop(
 
 def run_loops(place: Path, stop_at: int, kill_at: int, kind: str, code: int) -> Ended:
     place.mkdir(exist_ok=True)
-    ended = Run(place, [*PYTHON, str(write(place, LOOPS)), str(stop_at), str(kill_at), kind]).finish(90, LEAVES)
+    ended = Run(place, [*PYTHON, str(write(place, LOOPS)), str(stop_at), str(kill_at), kind]).finish(START_S, LEAVES)
     assert ended.code == code, ended.err
     return ended

@@ -7,12 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from duoka.collectives.deeds import Deeds
 from tests.conftest import run_workers
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def write(place: Path, worker: int, name: str, seconds: float = 0.2) -> None:

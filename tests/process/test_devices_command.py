@@ -4,15 +4,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 from duoka.devices.device import Device
+from tests.limits import START_S
 
 COMMAND = [sys.executable, "-m", "duoka", "devices"]
 
 
 def ask(*arguments, **options):
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30, **options)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=START_S, **options)
 
 
 def test_the_table_ends_in_one_plain_sentence():
@@ -48,14 +48,5 @@ def test_no_framework_nor_anything_slow_is_imported():
         "slow = {'torch', 'tensorflow', 'jax', 'keras', 'rich'} & set(sys.modules)\n"
         "print(sorted(slow), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=START_S)
     assert done.stderr == "[]\n"
-
-
-def test_the_answer_takes_less_than_300_ms():
-    durations_s = []
-    for _ in range(5):  # The best of five: other tests may be using the cores.
-        start = time.perf_counter()
-        assert ask().returncode == 0
-        durations_s.append(time.perf_counter() - start)
-    assert min(durations_s) < 0.3

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, Run, start, wait_until
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 LEAVES = ("torchinductor_",)
 
 SCRIPT = """
@@ -62,10 +63,10 @@ def strike(place: Path, kind: str, program=DUOKA_RUN) -> Run:
     """Kill the main worker in its last piece of work; the other one has ended, waits, sleeps, or is late."""
     (place / "slow").touch()
     run = start(place, SCRIPT, kind, program=program)
-    run.wait_for("writes", timeout_s=60)
+    run.wait_for("writes", timeout_s=START_S)
     workers = run.workers()
     if kind in ("alone", "saved"):
-        wait_until(lambda: 1 not in run.workers(), 30, run)
+        wait_until(lambda: 1 not in run.workers(), START_S, run)
     else:
         time.sleep(0.5)
     os.kill(workers[0], signal.SIGKILL)
@@ -78,7 +79,7 @@ def strike(place: Path, kind: str, program=DUOKA_RUN) -> Run:
 )
 def test_what_only_the_main_one_writes_is_said_to_be_missing_and_the_exit_code_tells(kind, tmp_path):
     """The others have left it to the main one, and are past it."""
-    ended = strike(tmp_path, kind).finish(60, LEAVES)
+    ended = strike(tmp_path, kind).finish(START_S, LEAVES)
     assert ended.code == 137 and not (tmp_path / "model.pt").exists()
     *_, last = ended.said()
     assert last.startswith("worker 0 (cpu:0/v0) was ended by SIGKILL, and was the main one: what it alone prints and")
@@ -87,7 +88,7 @@ def test_what_only_the_main_one_writes_is_said_to_be_missing_and_the_exit_code_t
 
 @pytest.mark.parametrize("kind", ["saved", pytest.param("saved barrier", marks=pytest.mark.slow)])
 def test_with_checkpoints_the_run_ends_once_more_by_itself(kind, tmp_path):
-    ended = strike(tmp_path, kind).finish(60, LEAVES)
+    ended = strike(tmp_path, kind).finish(START_S, LEAVES)
     assert ended.code == 0, ended.err
     assert "may be missing; all workers start anew, and go back to the checkpoint of step 12" in ended.err
     assert (tmp_path / "model.pt").exists()
@@ -95,7 +96,7 @@ def test_with_checkpoints_the_run_ends_once_more_by_itself(kind, tmp_path):
 
 
 def test_one_that_asks_after_the_loss_is_the_main_one_and_nothing_is_missing(tmp_path):
-    ended = strike(tmp_path, "late").finish(60, LEAVES)
+    ended = strike(tmp_path, "late").finish(START_S, LEAVES)
     assert ended.code == 0, ended.err
     assert (tmp_path / "model.pt").exists() and "may be missing" not in ended.err
 
@@ -112,7 +113,7 @@ def measure(batch):
 strategy.print("value", strategy.evaluate(measure, loader))
 slow = Path""",
     )
-    ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(60, LEAVES)
+    ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(START_S, LEAVES)
     assert ended.code == 0 and "SIGKILL" in ended.err and "may be missing" not in ended.err, ended.err
     assert (tmp_path / "model.pt").exists() and "value" in ended.out
 
@@ -120,7 +121,7 @@ slow = Path""",
 @pytest.mark.slow
 def test_another_one_that_is_lost_at_its_end_leaves_nothing_missing(tmp_path):
     script = SCRIPT.replace('print("hash"', 'if strategy.worker == 1: os.kill(os.getpid(), 9)\nprint("hash"')
-    ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(60, LEAVES)
+    ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(START_S, LEAVES)
     assert ended.code == 0 and (tmp_path / "model.pt").exists(), ended.err
 
 
@@ -137,9 +138,9 @@ INTERRUPTED = SCRIPT.replace(
 
 def test_ctrl_c_in_a_body_shows_no_frames_of_ours_and_says_what_is_saved(tmp_path):
     run = start(tmp_path, INTERRUPTED.replace('"../saved"', '"../saved", every_steps=2'), "saved", program=DUOKA_RUN)
-    run.wait_for("in a body", timeout_s=60)
+    run.wait_for("in a body", timeout_s=START_S)
     run.signal(signal.SIGINT)
-    ended = run.finish(60, LEAVES)
+    ended = run.finish(START_S, LEAVES)
     assert ended.code == 130 and "Traceback" not in ended.err and "Exception ignored" not in ended.err, ended.err
     assert any(
         line.startswith("the script has not come to its end: step 6 is the last one that is saved in")
@@ -150,6 +151,6 @@ def test_ctrl_c_in_a_body_shows_no_frames_of_ours_and_says_what_is_saved(tmp_pat
 def test_a_resumed_script_that_goes_another_way_and_leaves_by_sys_exit_is_an_error(tmp_path):
     script = SCRIPT.replace("epoch in strategy.epochs(3)", "epoch in range(3)") + "sys.exit(0)"
     script = script.replace('"../saved"', '"../saved", every_steps=2')
-    assert start(tmp_path, script, "saved", program=DUOKA_RUN).finish(60, LEAVES).code == 0
-    ended = start(tmp_path, script.replace("range(3)", "range(1)"), "saved", program=DUOKA_RUN).finish(60, LEAVES)
+    assert start(tmp_path, script, "saved", program=DUOKA_RUN).finish(START_S, LEAVES).code == 0
+    ended = start(tmp_path, script.replace("range(3)", "range(1)"), "saved", program=DUOKA_RUN).finish(START_S, LEAVES)
     assert ended.code == 1 and "The script has ended before it came to where the run was saved" in ended.err, ended.err

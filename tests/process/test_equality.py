@@ -16,9 +16,10 @@ from duoka.events import Checked, Healed, listen
 from duoka.frameworks.torch.adapter import TorchAdapter
 from duoka.strategies.strategy import Options
 from tests.conftest import die_at, run_workers
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, PYTHON, Run, run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 EVERY, FLIPPED_AT = 3, 4  # the flip is found before step 6
 FOUND_AT = 6
 LEAVES = ("torchinductor_",)  # PyTorch's own
@@ -181,11 +182,10 @@ def journal_of(ended) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_verify_compares_runs_that_lost_their_main_worker_and_runs_that_part(tmp_path):
-    calm_run = run(tmp_path / "calm", SCRIPT, "0.01", "-1", program=on_workers(1), timeout_s=90, leaves=LEAVES)
-    struck = run(tmp_path / "struck", SCRIPT, "0.01", "9", program=on_workers(2), timeout_s=90, leaves=LEAVES)
-    other = run(tmp_path / "other", SCRIPT, "0.02", "-1", program=on_workers(1), timeout_s=90, leaves=LEAVES)
+    calm_run = run(tmp_path / "calm", SCRIPT, "0.01", "-1", program=on_workers(1), timeout_s=START_S, leaves=LEAVES)
+    struck = run(tmp_path / "struck", SCRIPT, "0.01", "9", program=on_workers(2), timeout_s=START_S, leaves=LEAVES)
+    other = run(tmp_path / "other", SCRIPT, "0.02", "-1", program=on_workers(1), timeout_s=START_S, leaves=LEAVES)
     assert [ended.code for ended in (calm_run, struck, other)] == [0, 0, 0], struck.err
     assert "worker 0 (cpu:0/v0) was ended by SIGKILL" in struck.err
 
@@ -210,6 +210,6 @@ def verify(directory, a, b) -> tuple[int, str]:
 @pytest.mark.slow
 def test_without_checks_there_is_no_journal(tmp_path):
     source = SCRIPT.replace("check_every=4", "check_every=None")
-    ended = run(tmp_path, source, "0.01", "-1", program=on_workers(1), timeout_s=90, leaves=LEAVES)
+    ended = run(tmp_path, source, "0.01", "-1", program=on_workers(1), timeout_s=START_S, leaves=LEAVES)
     assert ended.code == 0, ended.err
     assert not (ended.run_directory / "journal.jsonl").exists()

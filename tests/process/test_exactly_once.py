@@ -150,7 +150,6 @@ def check(story: Story) -> None:
         assert result["applied"] == expected["applied"], f"worker {worker}: {told}"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("block", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 20))])
 def test_workers_killed_at_random_moments_change_no_bit(block):
     for seed in range(10 * block, 10 * block + 10):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, PYTHON, Ended, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch]
 LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
 PROGRAM = (*DUOKA_RUN, "--devices", "2")  # which need not import PyTorch once more, to know
 
@@ -96,7 +97,7 @@ SCRIPT = """
 
 
 def train(directory: Path, kind: str, **given) -> Ended:
-    return start(directory, SCRIPT, json.dumps({"kind": kind} | given), program=PROGRAM).finish(90, LEAVES)
+    return start(directory, SCRIPT, json.dumps({"kind": kind} | given), program=PROGRAM).finish(START_S, LEAVES)
 
 
 def strikes_of(directory: Path) -> int:
@@ -228,7 +229,7 @@ def test_a_gan_of_tensorflow_goes_back_to_the_bits_of_a_calm_run(tmp_path):
         if name == "struck":
             (tmp_path / name / "strike").touch()
         run = start(tmp_path / name, TENSORFLOW, program=PROGRAM, env={"KERAS_BACKEND": "tensorflow"})
-        ends.append(run.finish(120, ["__autograph_generated_file"]))
+        ends.append(run.finish(START_S, ["__autograph_generated_file"]))
     calm, struck = ends
     assert (calm.code, struck.code) == (0, 0), struck.err
     assert strikes_of(tmp_path / "struck") == 1
@@ -266,7 +267,7 @@ PLAIN = """
 
 
 def run_plain(directory: Path, program=PYTHON, **given) -> Ended:
-    return start(directory, PLAIN, json.dumps(given), program=program).finish(60)
+    return start(directory, PLAIN, json.dumps(given), program=program).finish(START_S)
 
 
 def lives_of(directory: Path) -> list[int]:
@@ -308,7 +309,7 @@ def test_a_signal_while_a_run_goes_back_ends_it(number, tmp_path):
     run = start(tmp_path, PLAIN, json.dumps({"resume": True, "deaths": 1, "seconds": 20}))
     run.wait_for("start anew")
     run.signal(number)
-    ended = run.finish(10)
+    ended = run.finish(START_S)
     assert ended.code == 128 + number and "finished" not in ended.out, ended.err
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import PYTHON, Ended, Run
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("keras_going_back.py")
 LEAVES = ("torchinductor", "__autograph_generated_file")
 WHO = "worker {0} (cpu:0/v{0}) was lost at step {1}, which cannot be done again; all workers start anew, "
@@ -23,7 +24,7 @@ CASES = [
 def train(place: Path, backend: str, **given) -> Ended:
     (place / "work").mkdir(parents=True)
     words = [*PYTHON, str(SCRIPT), json.dumps(given | {"folder": str(place)})]
-    return Run(place / "work", words, env={"KERAS_BACKEND": backend}).finish(120, LEAVES)
+    return Run(place / "work", words, env={"KERAS_BACKEND": backend}).finish(START_S, LEAVES)
 
 
 @pytest.mark.parametrize("backend, kind", CASES)

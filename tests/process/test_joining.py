@@ -222,7 +222,6 @@ def check(story: Story, directory: Path, left: int | None = None, joined: int | 
     return said
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_newcomer_joins_and_the_bits_are_those_of_a_calm_run(size, victim, tmp_path):
@@ -241,7 +240,6 @@ def test_all_but_one_are_lost_and_come_back(tmp_path):
     check(Story(4, 5, "small", tuple(Strike(worker, "step 2") for worker in (0, 1, 3)), joins=3), tmp_path)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("moment", ["at the border", "giving", "given"])
 def test_a_member_killed_while_another_one_joins_changes_no_bit(size, moment, tmp_path):
@@ -251,7 +249,6 @@ def test_a_member_killed_while_another_one_joins_changes_no_bit(size, moment, tm
         assert sum("was ended by SIGKILL" in line for line in said) == 2
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "moment, size",
     [
@@ -467,7 +464,6 @@ def write_story(seed: int, *, stops: bool = False) -> Story:
     return replace(story, strikes=struck, deadline_s=0.8)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))])
 def test_workers_that_come_back_and_die_again_at_random_moments_change_no_bit(block, tmp_path):
     for seed in range(10 * block, 10 * block + 10):

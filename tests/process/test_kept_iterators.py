@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from duoka.errors import CheckpointError
 from duoka.strategies.borders import Borders
+from tests.limits import START_S
 from tests.process.test_torch_capture import Setting, run_from
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 
 
 def walk_pairs(run: Setting, pairs) -> None:
@@ -301,5 +302,5 @@ for name in [name for name in sys.modules if name == "os" or name.startswith("du
 
 
 def test_a_loop_that_is_left_when_the_interpreter_ends_is_silent():
-    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=START_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -15,7 +15,6 @@ import pytest
 from tests.process.at_once import at_once
 from tests.process.results import read_result
 
-pytestmark = [pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 SCRIPT = HERE / "keras_scenarios.py"
 BACKENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("tensorflow", "jax", "torch")]

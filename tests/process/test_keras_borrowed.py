@@ -15,9 +15,9 @@ import pytest
 
 import duoka.keras
 from duoka.errors import DeviceError, MismatchError
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, start
 
-pytestmark = [pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parent / "keras_borrowed.py"
 PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
@@ -91,7 +91,7 @@ def test_what_is_no_keras_model_is_refused_before_anything_is_started():
 
 def test_borrowed_names_do_not_import_keras():
     code = "import sys, duoka.keras; print(not {'keras', 'tensorflow', 'torch', 'jax'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=START_S)
     assert done.stdout == "True\n"
 
 

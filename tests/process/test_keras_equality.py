@@ -13,7 +13,6 @@ import pytest
 
 from tests.process.results import read_result
 
-pytestmark = [pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
 FITS = ("calm", "a_weight", "a_moment_of_adam", "a_weight_at_the_end_of_an_epoch")
 LOOPS = (

@@ -14,7 +14,6 @@ import pytest
 
 from tests.process.scripts import DUOKA_RUN, Ended, Run
 
-pytestmark = [pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parent / "keras_habits.py"
 # PyTorch starts fastest; the others are part of the full matrix.
 BACKENDS = [

@@ -9,7 +9,6 @@ import pytest
 
 from tests.process.scripts import PYTHON, Ended, Run
 
-pytestmark = pytest.mark.timeout(400)
 SCRIPT = Path(__file__).with_name("keras_joining.py")
 LEAVES = ("torchinductor", "__autograph_generated_file")
 CASES = [

@@ -10,9 +10,10 @@ import time
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 ENVIRON = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
 LEAVES = ("torchinductor_",)  # a folder of PyTorch's own
 
@@ -43,7 +44,7 @@ for _ in range(2):
     model.compile("sgd", "mse")
     model.train_on_batch(np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32"))
 """
-    ended = start(tmp_path, source, env=ENVIRON).finish(90, LEAVES)
+    ended = start(tmp_path, source, env=ENVIRON).finish(START_S, LEAVES)
     assert ended.code == 0, ended.err[-2000:]
     assert ended.err.count("mine is not part of the strategy, and every worker trains all of it") == 1
 
@@ -60,14 +61,12 @@ class Mine(keras.callbacks.Callback):
 model.fit(x, y, batch_size=10, epochs=9, verbose=0, callbacks=[Mine()])
 """
     going = start(tmp_path, MODEL + source, env=ENVIRON)
-    going.wait_for("FAILING", timeout_s=60)
-    since = time.monotonic()
-    ended = going.finish(30, LEAVES)
+    going.wait_for("FAILING", timeout_s=START_S)
+    ended = going.finish(START_S, LEAVES)
     assert ended.code == 1
     assert "ZeroDivisionError: mine" in ended.err
     assert "on_train_batch_end" in ended.err
     assert "stopped because worker 1" in ended.err
-    assert time.monotonic() - since < 10, "5 s on a quiet machine"
 
 
 @pytest.mark.slow
@@ -79,7 +78,7 @@ def batches():
 
 model.fit(batches(), verbose=0)
 """
-    ended = start(tmp_path, MODEL + source, env=ENVIRON).finish(90, LEAVES)
+    ended = start(tmp_path, MODEL + source, env=ENVIRON).finish(START_S, LEAVES)
     assert ended.code == 1
     assert "The workers did not call the same thing" in ended.err
     assert "the end of epoch 0" in ended.err
@@ -92,13 +91,12 @@ print("READY", flush=True)
 model.fit(x, y, batch_size=2, epochs=100000, verbose=0)
 """
     going = start(tmp_path, MODEL + source, env=ENVIRON)
-    going.wait_for("READY", timeout_s=60)
+    going.wait_for("READY", timeout_s=START_S)
     time.sleep(1)
     going.signal(signal.SIGINT)
-    ended = going.finish(30, LEAVES)
+    ended = going.finish(START_S, LEAVES)
     assert ended.code == 130
     assert "Traceback" not in ended.err
-    assert ended.seconds < 10, "5 s on a quiet machine"
 
 
 def test_a_backend_that_is_not_installed_is_named(tmp_path):
@@ -111,7 +109,7 @@ strategy = duoka.Mirrored(devices=1, replicas=2)
 with strategy.scope():
     pass
 """
-    ended = start(tmp_path, source, env=ENVIRON | {"KERAS_BACKEND": "jax"}).finish(60, LEAVES)
+    ended = start(tmp_path, source, env=ENVIRON | {"KERAS_BACKEND": "jax"}).finish(START_S, LEAVES)
     assert ended.code == 1
     assert "Keras cannot be imported." in ended.err
     assert "KERAS_BACKEND is jax" in ended.err
@@ -135,7 +133,7 @@ model.save(folder + "/end.keras")
 """
     files = tmp_path / "files"
     files.mkdir()
-    ended = start(tmp_path, MODEL + source, str(files), env=ENVIRON).finish(90, LEAVES)
+    ended = start(tmp_path, MODEL + source, str(files), env=ENVIRON).finish(START_S, LEAVES)
     assert ended.code == 0, ended.err[-2000:]
     assert "SIGKILL" in ended.err
     assert sorted(path.name for path in files.iterdir()) == [

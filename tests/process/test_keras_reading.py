@@ -13,7 +13,6 @@ import pytest
 
 from tests.process.scripts import DUOKA_RUN, Ended, Run
 
-pytestmark = [pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parent / "keras_reading.py"
 FEW = ("generator_twice", "changing_dataset_twice", "reader_dies_while_it_reads")
 # PyTorch starts fastest; the others are part of the full matrix. On three workers the reader is killed twice.

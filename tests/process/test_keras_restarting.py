@@ -12,7 +12,7 @@ import pytest
 
 from tests.process.scripts import DUOKA_RUN, Ended, Run
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.tensorflow]
+pytestmark = [pytest.mark.tensorflow]
 SCRIPT = Path(__file__).parent / "keras_restarting.py"
 FEW = ("who_restarts", "reader_dies_in_a_second_fit")
 # All of it is part of the full matrix: that a reader is lost and made up for, `make test` sees in test_keras_reading.

@@ -15,7 +15,6 @@ import pytest
 from tests.process.at_once import at_once
 from tests.process.results import read_result
 
-pytestmark = [pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).parent / "keras_whole_share.py"
 BACKENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("tensorflow", "jax", "torch")]
 BACKENDS_BY_SPEED = [  # PyTorch starts fastest

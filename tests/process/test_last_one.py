@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 LEAVES = ("torchinductor_",)
 
 SCRIPT = """
@@ -60,14 +61,14 @@ strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).h
 
 
 def test_a_row_that_hangs_whoever_reads_it_ends_the_run_although_nobody_is_left_to_wait(tmp_path):
-    ended = run(tmp_path, SCRIPT, "hangs", program=DUOKA_RUN, timeout_s=60, leaves=LEAVES)
+    ended = run(tmp_path, SCRIPT, "hangs", program=DUOKA_RUN, timeout_s=START_S, leaves=LEAVES)
     assert ended.code == 75, ended.err
     assert "were stuck in the same place, at replica" in ended.err and "time.sleep" not in ended.out
 
 
 def test_the_last_one_is_stopped_before_another_has_come_back_and_the_run_goes_back_to_its_checkpoint(tmp_path):
-    calm = run(tmp_path, SCRIPT, "calm", program=DUOKA_RUN, timeout_s=60, leaves=LEAVES)
-    ended = run(tmp_path, SCRIPT, "stopped", program=DUOKA_RUN, timeout_s=60, leaves=LEAVES)
+    calm = run(tmp_path, SCRIPT, "calm", program=DUOKA_RUN, timeout_s=START_S, leaves=LEAVES)
+    ended = run(tmp_path, SCRIPT, "stopped", program=DUOKA_RUN, timeout_s=START_S, leaves=LEAVES)
     assert (tmp_path / "struck-0").exists() and (tmp_path / "struck-1").exists()
     assert ended.code == 0 and ended.out == calm.out and "hash" in calm.out, ended.err
     assert "worker 0 (cpu:0/v0) was stopped (SIGSTOP) for" in ended.err and "all workers start anew" in ended.err
@@ -75,6 +76,6 @@ def test_the_last_one_is_stopped_before_another_has_come_back_and_the_run_goes_b
 
 def test_the_last_one_may_sleep_after_its_loop_as_long_as_it_likes(tmp_path):
     """A newcomer waits for it meanwhile, and nobody computes."""
-    ended = run(tmp_path, SCRIPT, "sleeps", program=DUOKA_RUN, timeout_s=60, leaves=LEAVES)
+    ended = run(tmp_path, SCRIPT, "sleeps", program=DUOKA_RUN, timeout_s=START_S, leaves=LEAVES)
     assert ended.code == 0 and "hash" in ended.out, ended.err
     assert "worker 1 (cpu:0/v1) was ended by SIGKILL; 1 worker goes on" in ended.err

@@ -9,9 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import PYTHON, Run, write
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def run_code(directory, source: str) -> Run:
@@ -251,7 +250,7 @@ print(strategy.launch(lambda: strategy.num_workers), "again")
     going = run_code(tmp_path, source)
     going.wait_for("ready")
     going.signal(signal.SIGINT)
-    ended = going.finish(8)
+    ended = going.finish(START_S)
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[-2:] == ["interrupted", "2 again"]
     assert "Traceback" not in ended.err
@@ -262,7 +261,7 @@ def test_kill_9_of_the_notebook_ends_its_workers(tmp_path):
     going.wait_for("ready")
     assert len(going.alive()) >= 5
     going.process.kill()
-    assert going.wait_until_all_are_gone() < 5
+    going.wait_until_all_are_gone()
 
 
 @pytest.mark.torch
@@ -285,7 +284,7 @@ def test_launch_works_after_torch_has_computed_and_refuses_once_cuda_is_initiali
         except duoka.DuokaError as error:
             print(error)
         """
-    ended = run_code(tmp_path, source).finish(50)
+    ended = run_code(tmp_path, source).finish(START_S)
     assert ended.code == 0, ended.err
     first, *rest = ended.out.splitlines()
     assert first == f"[{2.0 * 600**3}, 1]"

@@ -9,8 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
+from tests.limits import START_S
 from tests.process.scripts import Run, make_temporary, start
 
 SCRIPT = """
@@ -34,7 +33,6 @@ def list_ours() -> set[str]:
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"duoka-test-{os.getpid()}-")}
 
 
-@pytest.mark.timeout(60)
 def test_a_run_leaves_no_temporary_files_when_it_ends_and_when_workers_or_the_supervisor_are_killed(tmp_path):
     before = list_ours()
     assert begin(tmp_path / "calm").finish().code == 0
@@ -54,7 +52,7 @@ def test_a_run_leaves_no_temporary_files_when_it_ends_and_when_workers_or_the_su
 def test_tests_that_are_killed_leave_what_the_next_ones_remove():
     source = "import os, signal; from tests.process.scripts import make_temporary; print(make_temporary(), flush=True)"
     words = [sys.executable, "-c", f"{source}; os.kill(os.getpid(), signal.SIGKILL)"]
-    killed = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    killed = subprocess.run(words, capture_output=True, text=True, timeout=START_S)
     left = Path(killed.stdout.strip())
     assert killed.returncode == -signal.SIGKILL and left.is_dir()
     mine = make_temporary()

@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from duoka.frameworks.torch.loader_processes import start
+from tests.limits import START_S
 from tests.process.scripts import run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 
 # What PyTorch and multiprocessing leave where they are killed: empty folders, and ten files, with which a loader that
 # cannot read from its process sees whether there are too many.
@@ -70,7 +71,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize("kept", ["dropped", pytest.param("kept", marks=pytest.mark.slow)])
 def test_a_script_whose_loader_wraps_its_iterator_comes_to_its_end(kept, tmp_path):
-    ended = run(tmp_path, SCRIPT, kept, timeout_s=60, leaves=["torchinductor_", "pymp-"])
+    ended = run(tmp_path, SCRIPT, kept, timeout_s=START_S, leaves=["torchinductor_", "pymp-"])
     assert ended.code == 0 and "ends" in ended.out, ended.err
 
 
@@ -109,7 +110,7 @@ STRUCK = """
 
 
 def test_one_that_the_system_kills_is_a_loss_and_not_an_error_of_the_script(tmp_path):
-    calm, ended = (run(tmp_path, STRUCK, kind, timeout_s=60, leaves=LEAVES) for kind in ("calm", "killed"))
+    calm, ended = (run(tmp_path, STRUCK, kind, timeout_s=START_S, leaves=LEAVES) for kind in ("calm", "killed"))
     assert (tmp_path / "struck").exists()
     assert ended.code == 0 and ended.out == calm.out and "hash" in calm.out, ended.err
     assert "is killed by signal: Killed. This worker ends with it." in ended.err
@@ -118,6 +119,6 @@ def test_one_that_the_system_kills_is_a_loss_and_not_an_error_of_the_script(tmp_
 
 @pytest.mark.slow
 def test_one_that_crashes_is_an_error_of_the_script(tmp_path):
-    ended = run(tmp_path, STRUCK, "aborts", timeout_s=60, leaves=LEAVES)
+    ended = run(tmp_path, STRUCK, "aborts", timeout_s=START_S, leaves=LEAVES)
     assert ended.code == 1 and "is killed by signal: Aborted" in ended.err.splitlines()[-1], ended.err
     assert "goes on" not in ended.err

@@ -40,7 +40,6 @@ def test_a_wait_for_a_lock_that_nobody_watches_ends_with_an_error_that_names_the
     os.close(fd)
 
 
-@pytest.mark.timeout(60)
 def test_a_worker_that_is_stopped_while_it_holds_a_lock_is_named_killed_and_not_waited_for():
     def reserve(collective) -> str:
         collective.barrier()

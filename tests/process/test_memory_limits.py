@@ -6,8 +6,6 @@ import pytest
 
 from tests.process.scripts import run
 
-pytestmark = pytest.mark.timeout(60)
-
 LIMITED = """
 import ctypes, os, sys, time
 {imports}
@@ -29,7 +27,6 @@ def check(ended, worker: int = 1) -> None:
     assert "  do   raise memory_mb for this device" in ended.err
     assert "started" in ended.out and "this must not be reached" not in ended.out
     assert ended.err.count("OutOfMemory: ") == 1
-    assert ended.seconds < 20
 
 
 @pytest.mark.parametrize(

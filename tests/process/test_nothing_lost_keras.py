@@ -21,7 +21,6 @@ from tests.process.results import read_result_of_all
 from tests.process.scripts import Ended, Run
 from tests.process.strikes import Strike
 
-pytestmark = [pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("keras_chaos.py")
 REPLICAS = 4
 FRAMEWORKS_LEAVE = ["torchinductor_", "__autograph_generated_file"]  # in the temporary directory, killed or not

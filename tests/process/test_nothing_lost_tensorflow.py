@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.test_nothing_lost_keras import check, choose_strikes
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow]
 KIND = "loop-tensorflow"
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.process.strikes import Strike
 from tests.process.torch_chaos import STEPS, Story, check, write_story
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 PHASES = ["depositing", "arriving", "arrived", "reducing", "reduced", "completed"]
 
 
@@ -34,7 +34,6 @@ def test_workers_killed_at_random_moments_change_no_bit(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", range(9))
 def test_workers_killed_at_random_moments_change_no_bit_in_many_stories(block):
     for seed in range(5 + 5 * block, 10 + 5 * block):

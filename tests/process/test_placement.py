@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
+
 HERE = Path(__file__).parent
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
 
@@ -19,7 +21,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND
 def run(directory: Path, *words: str, **environ: str) -> subprocess.CompletedProcess:
     everything = os.environ | QUIET | environ
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=110, cwd=directory, env=everything
+        [sys.executable, *words], capture_output=True, text=True, timeout=START_S, cwd=directory, env=everything
     )
 
 

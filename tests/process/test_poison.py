@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_workers
+from tests.limits import START_S
 from tests.process.scripts import start
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def sum_up(collective, happen) -> list[float]:
@@ -149,9 +148,8 @@ for (x,) in loader:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_rows_that_crash_a_pytorch_body_end_the_run_at_the_second_crash_and_are_named(tmp_path):
-    ended = start(tmp_path, TORCH).finish(90, leaves=["torchinductor_"])
+    ended = start(tmp_path, TORCH).finish(START_S, leaves=["torchinductor_"])
     assert ended.code == 139, ended.err
     first, *_, last = ended.said()
     assert first == "worker 2 (cpu:0/v2) was ended by SIGSEGV; 2 workers go on (generation 1)."

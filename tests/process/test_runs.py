@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, PYTHON, Run, run, start, write
-
-pytestmark = pytest.mark.timeout(60)
 
 # Everything about a worker that can be checked in one run. It goes elsewhere before it makes its strategy.
 FACTS = """
@@ -368,7 +367,6 @@ def test_fifty_megabytes_pass_unchanged_and_quickly(tmp_path):
     assert len(ended.out) == 50 * 2**20 and len(lines) == 50 * 1024
     assert [line[:6] for line in lines[::1024]] == [f"{number:06}" for number in range(50)]
     assert ended.log(0) == ended.out
-    assert ended.seconds < 15
 
 
 def test_equal_output_of_workers_that_are_not_in_step_stays_folded(tmp_path):
@@ -396,7 +394,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path):
     going = start(tmp_path, source, stdout=subprocess.PIPE)
     assert going.process.stdout.readline().startswith(b"step 0 ")
     going.process.stdout.close()
-    assert going.process.wait(30) == 0
+    assert going.process.wait(START_S) == 0
     (going.directory / "finished").unlink()
     ended = going.finish()
     assert ended.log(0).splitlines()[-1].startswith("step 299 ")
@@ -426,7 +424,7 @@ def test_two_runs_at_once_in_one_directory_never_meet(tmp_path):
         """
     write(tmp_path, source)
     runs = [Run(tmp_path, [*PYTHON, "script.py", text]) for text in ("1", "10", "100")]
-    assert [going.process.wait(30) for going in runs] == [0, 0, 0]
+    assert [going.process.wait(START_S) for going in runs] == [0, 0, 0]
     assert [going.finish().out for going in runs] == ["2.0\n", "20.0\n", "200.0\n"]
     logs = [(path / "worker-0.log").read_text() for path in (tmp_path / "work" / "runs").iterdir()]
     assert sorted(logs) == ["2.0\n", "20.0\n", "200.0\n"]
@@ -441,7 +439,7 @@ def test_sixty_four_workers_on_two_cores_agree(tmp_path):
         result = strategy.sum_over_replicas(lambda replica: [1.0, 2.0 ** replica])
         print([float(part) for part in result])
         """
-    ended = run(tmp_path, source, timeout_s=55)
+    ended = run(tmp_path, source, timeout_s=START_S)
     assert ended.code == 0, ended.err
     assert ended.out == f"[64.0, {float(2**64 - 1)}]\n"
     assert "64 workers (cpu:0/v0 ... cpu:0/v63)" in ended.err
@@ -474,7 +472,7 @@ def test_torch_draws_equal_numbers_on_all_workers_from_the_moment_it_is_imported
             "gathered": len({part.numpy().tobytes() for part in strategy.gather(weights)}),
         }))
         """
-    ended = run(tmp_path, source, timeout_s=50)
+    ended = run(tmp_path, source, timeout_s=START_S)
     assert ended.code == 0, ended.err
     first, second = ended.facts().values()
     assert first == second

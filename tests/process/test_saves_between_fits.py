@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import PYTHON, Ended, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 LEAVES = ("torchinductor_", "__autograph_generated_file")
 
 SCRIPT = """
@@ -87,7 +88,7 @@ strategy.print("hash", digest.hexdigest(), first, second, np.random.rand())
 
 def run(place: Path, backend: str, where: str, workers: int) -> Ended:
     environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    return start(place, SCRIPT, where, str(workers), program=PYTHON, env=environ).finish(120, LEAVES)
+    return start(place, SCRIPT, where, str(workers), program=PYTHON, env=environ).finish(START_S, LEAVES)
 
 
 @pytest.mark.parametrize(

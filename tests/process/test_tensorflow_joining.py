@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.scripts import PYTHON, Ended, Run, write
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 BATCHES, EPOCHS, STRUCK, JOINED = 7, 5, (1, 2), (2, 3)  # (epoch, batch): when it dies, and when the others wait for it
 LEAVES = ("__autograph_generated_file",)

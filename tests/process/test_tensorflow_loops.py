@@ -15,7 +15,7 @@ import pytest
 from tests.process.at_once import at_once
 from tests.process.results import read_result
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.tensorflow]
 SCRIPT = Path(__file__).with_name("tensorflow_loops.py")
 # BatchNorm and dropout see the rows of a replica: nothing to compare with one device.
 NOISY = ("everything_at_once", "everything_eagerly", "a_death")

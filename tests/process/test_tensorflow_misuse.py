@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, run, start
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow]
 SCRIPT = Path(__file__).with_name("tensorflow_misuse.py")
 TOLD = {
     "no function": "was given a EagerTensor to run",
@@ -158,7 +159,7 @@ def test_keras_on_another_backend_is_named_where_a_loop_meets_it(tmp_path):
         by_hand = strategy.run(lambda x: weight.assign_add(1.0), args=(tf.ones([4, 2]),))
         print("AND WITHOUT KERAS", float(weight), flush=True)
     """
-    ended = start(tmp_path, source, env={"KERAS_BACKEND": "torch"}).finish(120, leaves=[""])
+    ended = start(tmp_path, source, env={"KERAS_BACKEND": "torch"}).finish(START_S, leaves=[""])
     assert ended.code == 0, ended.err[-2000:]
     for words in ("SGD sgd, and Keras runs on torch", "Dense dense, and Keras runs on torch"):
         assert ended.out.count(words) == 2, ended.out
@@ -169,18 +170,17 @@ def test_keras_on_another_backend_is_named_where_a_loop_meets_it(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_reaches_a_graph_that_waits_for_another_worker(tmp_path):
     going = start(tmp_path, WAITING.format(is_late=True, what="sleep"))
-    going.wait_for("asleep", timeout_s=90)
+    going.wait_for("asleep", timeout_s=START_S)
     time.sleep(0.5)
-    begin = time.monotonic()
     going.signal(signal.SIGINT)
-    ended = going.finish(10, leaves=["__autograph_generated_file"])
-    assert ended.code == 130 and time.monotonic() - begin < 5
+    ended = going.finish(START_S, leaves=["__autograph_generated_file"])
+    assert ended.code == 130
 
 
 @pytest.mark.slow
 def test_an_exception_in_one_replica_stops_all_with_its_text(tmp_path):
     source = WAITING.format(is_late=True, what="fail").replace('MIN_LOG_LEVEL"] = "3"', 'MIN_LOG_LEVEL"] = "0"')
-    ended = start(tmp_path, source).finish(90)
+    ended = start(tmp_path, source).finish(START_S)
     assert ended.code == 1
     assert "Stopped" in ended.log(0) and "Stopped" not in ended.err, "TensorFlow writes it, with a stack, twice"
     assert "my own mistake" in ended.err and "1 worker stopped because worker 1 (cpu:0/v1) failed" in ended.err
@@ -207,6 +207,6 @@ def test_a_loss_in_the_middle_of_a_step_is_told_as_what_it_is(tmp_path):
 
         run(tf.constant([1.0, 2.0]))
     """
-    ended = start(tmp_path, dies).finish(90, leaves=["__autograph_generated_file"])
+    ended = start(tmp_path, dies).finish(START_S, leaves=["__autograph_generated_file"])
     assert ended.code == 137 and "UnknownError" not in ended.err
     assert "WorkerLost" in ended.err and "start again from the last checkpoint" in ended.err

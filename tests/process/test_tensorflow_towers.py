@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
+
 pytestmark = pytest.mark.tensorflow
 SCRIPT = Path(__file__).with_name("tensorflow_towers.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10_towers"
@@ -25,7 +27,7 @@ def facts() -> dict:
 def run(script: Path, *options: str, directory: Path | None = None) -> str:
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     words = [sys.executable, str(script), *options]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=environ, cwd=directory)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=START_S, env=environ, cwd=directory)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -151,6 +153,6 @@ def run_on_two_workers(directory: Path, source: str) -> str:
     script.write_text(source)
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     words = [sys.executable, "-m", "duoka", "run", "--devices", "2", str(script)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=environ, cwd=directory)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=START_S, env=environ, cwd=directory)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import start
 from tests.process.torch_join_chaos import begin, check, finish, kill, reference, write_story
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -24,13 +25,13 @@ def test_a_run_whose_last_worker_is_lost_while_others_start_goes_back_to_its_che
     run = begin("epochs,saves", 2, tmp_path)
     kept = tmp_path / "kept"
     (kept / "slowly").touch()
-    run.wait_for("trains", timeout_s=90)
+    run.wait_for("trains", timeout_s=START_S)
     end = time.monotonic() + 60
     while not list(kept.glob("saved/step-*")):
         assert time.monotonic() < end, run.err
         time.sleep(0.05)
     kill(run, 1)
-    run.wait_for("worker 1 (cpu:0/v1) is started again", timeout_s=30)
+    run.wait_for("worker 1 (cpu:0/v1) is started again", timeout_s=START_S)
     kill(run, 0)
     (kept / "slowly").unlink()
     ended = finish(run)
@@ -82,7 +83,7 @@ EVALUATING = """
 
 
 def test_a_worker_that_comes_back_while_the_others_evaluate_joins(tmp_path):
-    ended = start(tmp_path, EVALUATING, str(tmp_path)).finish(100, leaves=["torchinductor_"])
+    ended = start(tmp_path, EVALUATING, str(tmp_path)).finish(START_S, leaves=["torchinductor_"])
     assert ended.code == 0, ended.err
     assert "worker 1 (cpu:0/v1) was ended by SIGKILL" in ended.err
     assert "worker 1 (cpu:0/v1) has joined at step " in ended.err, ended.err

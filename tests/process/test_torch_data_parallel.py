@@ -16,9 +16,10 @@ from torch import nn
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.splitting import Splitting
 from tests.conftest import run_workers
+from tests.limits import START_S
 from tests.process.results import read_result
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 SCRIPT = Path(__file__).parent / "torch_data_parallel.py"
 
 
@@ -27,7 +28,7 @@ def run(num_devices: int) -> dict:
     words = [str(num_devices)] if num_devices else ["1", "--plain"]
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
-            [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=110, cwd=directory
+            [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=START_S, cwd=directory
         )
     assert done.returncode == 0, done.stderr[-3000:]
     return read_result(done.stdout)

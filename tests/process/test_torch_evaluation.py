@@ -18,7 +18,7 @@ from duoka.strategies.mirrored import Mirrored
 from tests.conftest import die_at, run_workers
 from tests.process.torch_evaluations import SCENARIOS, SIZES, WRONG, Noisy, make_data, make_model
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch]
 WORKERS = [1, 2, 3]
 
 

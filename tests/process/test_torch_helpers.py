@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, PYTHON, Ended, start, write
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch]
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 
 
@@ -92,7 +93,7 @@ print(json.dumps({"bodies": num_bodies, "saved": num_saved, "written": num_writt
         workers,
         replicas,
     )
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=90)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.code == 0, ended.err
     facts = ended.facts() if replicas > 1 else {0: json.loads(ended.out)}
     assert len(facts) == workers
@@ -127,7 +128,7 @@ print(json.dumps({"keys": loaded["scheduler"].keys() == plain.state_dict().keys(
 """,
         replicas=4,
     )
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=90)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.code == 0, ended.err
     expected = {"keys": True, "scale": 8.0, "milestones": "Counter", "epochs": [5, 10], "lr": [pytest.approx(1e-4)]}
     assert ended.facts() == {0: expected, 1: expected}
@@ -154,7 +155,7 @@ told["step"] = strategy.load(path)["step"]
 print(json.dumps(told), flush=True)
 """
     )
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=60)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.code == 0, ended.err
     first, second = ended.facts().values()
     assert first == second
@@ -177,7 +178,7 @@ def test_others_wait_for_a_long_save_beyond_the_usual_deadline(tmp_path):
         strategy.save(sys.argv[1] + "/state", {"x": torch.ones(3)}, deadline_s=0.5)
         print("saved by", strategy.worker, flush=True)
     """
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=60)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.out.count("together after three seconds: True") == 1 and "[w1] together" not in ended.out
     # With a deadline given, one that only sleeps in it is lost, and another one saves in its place.
     assert ended.code == 0 and "saved by 1" in ended.out, ended.err
@@ -200,7 +201,7 @@ for a, b in loader:
 strategy.save(path, state())
 """
     )
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=60)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.code == 0, ended.err
     assert any("worker 0" in line and "SIGKILL" in line for line in ended.said()), ended.err
     assert ended.facts() == {1: {"step": 5, "main": True}}
@@ -228,8 +229,8 @@ print(json.dumps({"sha256": hashlib.sha256(numbers).hexdigest(), "saved": num_sa
         workers,
         replicas,
     )
-    calm = run(tmp_path / "calm", script, str(tmp_path), "calm", timeout_s=90)
-    struck = run(tmp_path / "struck", script, str(tmp_path), "struck", timeout_s=90)
+    calm = run(tmp_path / "calm", script, str(tmp_path), "calm", timeout_s=START_S)
+    struck = run(tmp_path / "struck", script, str(tmp_path), "struck", timeout_s=START_S)
     assert calm.code == struck.code == 0, calm.err + struck.err
     assert any("worker 0" in line and "SIGKILL" in line for line in struck.said()), struck.err
     assert struck.facts() == {w: told for w, told in calm.facts().items() if w > 0}
@@ -250,10 +251,10 @@ print("found", strategy.load(path), os.listdir(sys.argv[1]) == ["work"] or sorte
         workers=1,
         replicas=2,
     )
-    assert run(tmp_path, script, str(tmp_path), timeout_s=60).code == 128 + 9
+    assert run(tmp_path, script, str(tmp_path), timeout_s=START_S).code == 128 + 9
     left = {p.name for p in tmp_path.iterdir() if not p.name.startswith("screen-")}
     assert left == {"state.pt", "work"}
-    assert "found {'old': 1}" in run(tmp_path, script, str(tmp_path), timeout_s=60).out
+    assert "found {'old': 1}" in run(tmp_path, script, str(tmp_path), timeout_s=START_S).out
 
 
 @pytest.mark.slow
@@ -267,7 +268,7 @@ for a, b in loader:
         strategy.save(sys.argv[1] + "/state.pt", state())
 """
     )
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=60)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.code == 1
     assert "MismatchError" in ended.err and "strategy.save" in ended.err
 
@@ -288,7 +289,7 @@ def test_the_main_worker_runs_a_block_first_and_the_others_after_it(tmp_path):
         strategy.barrier()
         print(json.dumps({"found": found, "content": open(path).read()}), flush=True)
     """
-    ended = run(tmp_path, script, str(tmp_path), timeout_s=60)
+    ended = run(tmp_path, script, str(tmp_path), timeout_s=START_S)
     assert ended.code == 0, ended.err
     assert ended.facts() == {w: {"found": w > 0, "content": "data"} for w in range(3)}
 
@@ -312,7 +313,7 @@ def test_a_block_that_fails_on_the_main_worker_fails_on_all(tmp_path):
             if strategy.is_main:
                 raise ConnectionError("away again")
     """
-    ended = run(tmp_path, script, timeout_s=60)
+    ended = run(tmp_path, script, timeout_s=START_S)
     assert ended.facts() == {0: {"total": 2.0, "ran": True}, 1: {"total": 2.0, "ran": False}}
     assert '["ConnectionError", "the server is away"]' in ended.log(0)
     assert "WorkerFailed" in ended.log(1) and "ConnectionError: the server is away" in ended.log(1)
@@ -332,7 +333,7 @@ def test_a_main_worker_lost_in_its_block_is_followed_by_another_one(tmp_path):
             time.sleep(0.5)
         print(json.dumps({"at": ran}), flush=True)
     """
-    ended = run(tmp_path, script, timeout_s=60)
+    ended = run(tmp_path, script, timeout_s=START_S)
     assert ended.code == 0, ended.err
     times = sorted(told["at"][0] for told in ended.facts().values())
     assert len(times) == 2 and times[1] - times[0] >= 0.5
@@ -364,7 +365,7 @@ for a, b in strategy.progress(loader, desc="evaluation"):
         workers=2,
         replicas=4,
     )
-    ended = run(tmp_path, script, timeout_s=60)
+    ended = run(tmp_path, script, timeout_s=START_S)
     assert ended.code == 0, ended.err
     last = re.findall(r"last (\S+)", ended.out)
     lines = [line for line in ended.err.splitlines() if not line.startswith("duoka:")]
@@ -397,7 +398,7 @@ for epoch in strategy.epochs(1):
     assert re.search(r"\r\x1b\[2Kepoch 1: 5/5 batches, [\d.]+ rows/s, loss [\d.]+, [\d.]+ s\r\n", text), text
 
 
-def run_on_terminal(directory: Path, source: str, timeout_s: float = 60) -> str:
+def run_on_terminal(directory: Path, source: str, timeout_s: float = START_S) -> str:
     """Everything that a terminal of 80 columns is sent."""
     path = write(directory, source)
     ours, theirs = pty.openpty()
@@ -415,7 +416,7 @@ def run_on_terminal(directory: Path, source: str, timeout_s: float = 60) -> str:
                 except OSError:  # the last one who had it open has gone
                     break
                 received += data
-        assert process.wait(10) == 0, received.decode()
+        assert process.wait(START_S) == 0, received.decode()
     finally:
         process.kill()
         process.wait()
@@ -437,7 +438,7 @@ def test_the_device_is_torchs_own_once_torch_is_imported_and_can_be_used_before_
         x = x.to(strategy.device)
         print(before, strategy.device == torch.device("cpu"), x.device, flush=True)
     """
-    ended = run(tmp_path, script, timeout_s=60)
+    ended = run(tmp_path, script, timeout_s=START_S)
     assert ended.code == 0, ended.err
     assert ended.out == "('Device', 'cpu:0') True cpu\n"
 
@@ -457,7 +458,7 @@ print(json.dumps({"step": strategy.step, "words": words, "accuracy": accuracy, "
 """
     script = "\n".join(["import os, sys; os.chdir(sys.argv[1])", *blocks, facts])
     program = [*DUOKA_RUN, "--devices", "2", "--replicas", "4"]
-    ended = start(tmp_path, script, str(tmp_path), program=program).finish(120, leaves=["torchinductor_"])
+    ended = start(tmp_path, script, str(tmp_path), program=program).finish(START_S, leaves=["torchinductor_"])
     assert ended.code == 0, ended.err
     first, second = ended.facts().values()
     assert first == second

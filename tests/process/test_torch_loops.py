@@ -17,7 +17,7 @@ from duoka.frameworks.torch.adapter import TorchAdapter
 from duoka.strategies.strategy import Options
 from tests.conftest import die_at, run_workers
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 WIDTHS = {"small": 8, "large": 3000}
 
 

@@ -15,7 +15,7 @@ from duoka.frameworks.torch.adapter import TorchAdapter
 from tests.conftest import run_workers
 from tests.process.test_torch_loops import adapter_for, make
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.scripts import Ended, start
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.torch]
 
 SCRIPT = """
     import hashlib, os, signal, sys, time

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.limits import START_S
 from tests.process.scripts import Ended, run, start
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def check(ended: Ended, line: str, *shown: str, code: int = 1) -> None:
@@ -157,7 +156,7 @@ strategy.evaluate(count, loader)
     ],
 )
 def test_errors_of_a_pytorch_script_name_replica_and_step(tmp_path, where, line, shown):
-    ended = start(tmp_path, TORCH, where).finish(90, leaves=["torchinductor_"])
+    ended = start(tmp_path, TORCH, where).finish(START_S, leaves=["torchinductor_"])
     check(ended, f"1 worker stopped because {line}", 'script.py", line', shown)
 
 
@@ -199,7 +198,7 @@ model.fit(rows, rows, batch_size=16, shuffle=False, verbose=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_errors_inside_fit_name_replica_and_step(tmp_path, backend):
-    ended = start(tmp_path, KERAS, backend).finish(110, leaves=["torchinductor_"])
+    ended = start(tmp_path, KERAS, backend).finish(START_S, leaves=["torchinductor_"])
     line = "1 worker stopped because worker 1 (cpu:0/v1) failed in replica 1 at step 2:"
     check(ended, line, 'script.py", line', "row 40 is bad")
 
@@ -237,6 +236,6 @@ for x in data:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("how", ["graph", "eager"])
 def test_errors_inside_run_name_replica_and_step(tmp_path, how):
-    ended = run(tmp_path, TENSORFLOW, how, timeout_s=110)
+    ended = run(tmp_path, TENSORFLOW, how, timeout_s=START_S)
     line = "1 worker stopped because worker 1 (cpu:0/v1) failed in replica 1 at step 2:"
     check(ended, line, 'script.py", line', "InvalidArgumentError", "row 40 is bad")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, Ended, Run, start
 
 WORKERS = 4
@@ -97,7 +98,7 @@ def begin(how: str, num_workers: int, directory: Path) -> Run:
 
 
 def finish(run: Run) -> Ended:
-    return run.finish(120, leaves=["torchinductor_"])
+    return run.finish(START_S, leaves=["torchinductor_"])
 
 
 @lru_cache
@@ -116,7 +117,7 @@ def check(story: Story) -> list[str]:
         slowly = Path(directory) / "kept" / "slowly"
         run = begin(story.how, WORKERS, Path(directory))
         slowly.touch()
-        run.wait_for("trains", timeout_s=90)
+        run.wait_for("trains", timeout_s=START_S)
         for strike in story.strikes:
             time.sleep(strike.after_s)
             kill(run, strike.worker)

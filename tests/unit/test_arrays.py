@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from duoka.collectives.arrays import as_array, sum_dtype, weigh
 from duoka.collectives.values import decode, encode
 from duoka.errors import MismatchError
+from tests.limits import START_S
 
 
 def address(array):
@@ -44,7 +45,7 @@ def test_a_bfloat16_tensor_of_torch_lends_its_memory_too():
 def run_apart(code: str) -> None:
     """In a process of its own: a runtime of TensorFlow or JAX that has started would forbid other tests to fork."""
     head = "import ml_dtypes, numpy as np\nfrom duoka.collectives.arrays import as_array\n"
-    subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], check=True, timeout=START_S)
 
 
 @pytest.mark.tensorflow

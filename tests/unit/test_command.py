@@ -11,6 +11,7 @@ import pytest
 
 from duoka.errors import LaunchError
 from duoka.runtime.command import Command, from_process, from_words, why_not_here
+from tests.limits import START_S
 
 SHOW = """
 import os, sys
@@ -24,7 +25,9 @@ print(found and found.to_json())
 
 def run_python(*words, cwd, stdin=None):
     """Start a real interpreter on a program that prints the command it found; give that command."""
-    done = subprocess.run([sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=START_S
+    )
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[-1]
     return None if line == "None" else Command.from_json(line)
@@ -111,7 +114,7 @@ def test_a_script_that_came_through_a_pipe_cannot_be_started_again(folder):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=START_S,
     )
     assert done.stdout.strip() == "None", done.stderr
 

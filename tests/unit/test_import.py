@@ -1,11 +1,15 @@
 import subprocess
 import sys
 
+from tests.limits import START_S
+
 HEAVY = {"torch", "tensorflow", "keras", "jax", "numpy", "rich", "psutil", "pynvml"}
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=START_S
+    ).stdout
 
 
 def test_importing_duoka_loads_nothing_heavy_and_starts_no_thread():

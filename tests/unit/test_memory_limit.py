@@ -9,6 +9,7 @@ import pytest
 from duoka.devices.device import Device
 from duoka.devices.memory_limit import explain, explain_death
 from duoka.errors import OutOfMemory
+from tests.limits import START_S
 
 LIMIT_MB = 256
 PIECE_MB = 16
@@ -57,7 +58,7 @@ print(json.dumps({{
 )
 def test_allocating_past_the_limit_raises_near_it_and_is_translated(framework):
     done = subprocess.run(
-        [sys.executable, "-c", MAKERS[framework] + STORY], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", MAKERS[framework] + STORY], capture_output=True, text=True, timeout=START_S
     )
     assert done.returncode == 0, done.stderr[-2000:]
     outcome = json.loads(done.stdout.splitlines()[-1])

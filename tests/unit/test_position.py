@@ -12,6 +12,7 @@ from duoka.data.position import Epochs, Passes, Saves, stretch_after, stretch_in
 from duoka.errors import CheckpointError
 from duoka.runtime.termination import Activity, Termination
 from duoka.strategies.rhythm import Rhythm
+from tests.limits import START_S
 
 
 def walk(passes: Passes, num_batches: int) -> list[int]:
@@ -394,5 +395,5 @@ for name in ("os", "duoka.data.position"):  # held to the very end, their names 
 
 
 def test_a_loop_over_epochs_that_is_left_when_the_interpreter_ends_is_silent():
-    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=START_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -8,6 +8,7 @@ import zipfile
 import pytest
 
 from duoka.runtime.command import Command
+from tests.limits import START_S
 
 START = """
 import sys
@@ -39,7 +40,7 @@ print(json.dumps(facts))
 
 
 def run(*words, cwd, flags=()):
-    return subprocess.run([sys.executable, *flags, *words], cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *flags, *words], cwd=cwd, capture_output=True, text=True, timeout=START_S)
 
 
 def run_inside(cwd, *arguments, script=None, module=None, flags=()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.limits import START_S
+
 CODE = """
 import sys, duoka
 for name in ("keras", "tensorflow", "torch"):
@@ -14,5 +16,5 @@ for name in ("keras", "tensorflow", "torch"):
 
 
 def test_borrowed_names_are_loaded_on_first_touch():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=START_S)
     assert done.stdout.split() == ["duoka.keras", "duoka.tensorflow", "duoka.torch"], done.stderr[-2000:]
