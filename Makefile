@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo compiled test test-full check bench chaos clean
+.PHONY: demo compiled mission test test-full check bench chaos clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -47,8 +47,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Tests that fork workers come first, and without the others: a process that has imported every framework takes twice as
 # long to fork, and one that has started TensorFlow cannot do it.
-FORKING := tests/contract tests/process
+FORKING := tests/mission tests/contract tests/process
 OTHERS := tests/unit src/duoka
+
+# What the articles show, and what must not be cut. It is part of `make test`.
+mission: compiled
+	$(PYTEST) --durations=20 tests/mission
 
 test: compiled
 	$(PYTEST) -m "not slow" --durations=40 $(FORKING)
