@@ -1,15 +1,16 @@
 """All-reduce of two workers with one thread each: Duoka, Gloo and a plain copy, interleaved in one run.
 
-    python benchmarks/all_reduce.py            (part of: make bench)
+    python benchmarks/all_reduce.py [--rounds 15] [--size "4 MB"]            (part of: make bench)
 
-Both workers are the same two processes for all contestants. Before each timed call the worker writes its
-input, as a backward pass would. "shared": on a buffer the collective handed out, the result stays there.
-"private": the same, and every worker copies the result out. "array": any NumPy array, copied in and out.
-The copies are made by both workers at once: `memcpy` is libc's (np.copyto), `copy_` is PyTorch's.
+Both workers are the same two processes for all contestants, in paired rounds; Gloo runs twice in each. Before each
+timed call the worker writes its input, as a backward pass would. "shared": on a buffer of the collective, the result
+stays there. "private": the same, and every worker copies the result out. "array": any NumPy array, copied in and out.
+Both workers make the copies at once: `memcpy` is libc's (np.copyto), `copy_` is PyTorch's.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -17,27 +18,32 @@ import tempfile
 import time
 
 import numpy as np
+import paired
 import torch
 import torch.distributed as dist
 
 import duoka
 
 SIZES = {"4 KB": 4 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "4 MB": 4 << 20, "25 MB": 25 << 20, "100 MB": 100 << 20}
-BURST = 4
-REPETITIONS = {"4 KB": 1000, "64 KB": 500, "1 MB": 300, "4 MB": 120, "25 MB": 40, "100 MB": 20}
+BURSTS = {"4 KB": 40, "64 KB": 20, "1 MB": 16, "4 MB": 8, "25 MB": 4, "100 MB": 3}  # calls in a round
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS)
+    parser.add_argument("--size", action="append", choices=list(SIZES), help="only these")
+    options = parser.parse_args()
     strategy = duoka.Mirrored(devices=2, threads=1)
     torch.set_num_threads(1)
     collective = strategy._session.collective
     _join_gloo(strategy)
     rows = {}
-    for name, nbytes in SIZES.items():
-        rows[name] = measure(collective, nbytes // 4, REPETITIONS[name])
+    for name in options.size or SIZES:
+        contest = measure(collective, SIZES[name] // 4, BURSTS[name], options.rounds)
+        rows[name] = contest.write()
         strategy.barrier()
         if strategy.is_main:
-            _print_row(name, rows[name])
+            _print_row(name, contest)
     barrier = measure_barrier(collective)
     if strategy.is_main:
         print(f"barrier: duoka {barrier['duoka']:.0f} us, gloo {barrier['gloo']:.0f} us,"
@@ -54,8 +60,8 @@ def _join_gloo(strategy: duoka.Mirrored) -> None:
     dist.init_process_group("gloo", store=store, rank=strategy.worker, world_size=2)
 
 
-def measure(collective, count: int, repetitions: int) -> dict[str, float]:
-    """Median microseconds of each contestant, one after the other within each repetition."""
+def measure(collective, count: int, num_calls: int, num_rounds: int) -> paired.Contest:
+    """Microseconds of each contestant by round: the median call of a burst, as the slower worker sees it."""
     source, target = np.empty(count, np.float32), np.zeros(count, np.float32)
     tensor, tensor_target = torch.zeros(count), torch.zeros(count)
     buffer = collective.buffer(count, "f4")
@@ -87,24 +93,26 @@ def measure(collective, count: int, repetitions: int) -> dict[str, float]:
         "memcpy": (lambda: source.fill(1), collective.barrier, lambda: np.copyto(target, source)),
         "copy_": (lambda: tensor.fill_(1), collective.barrier, lambda: tensor_target.copy_(tensor)),
     }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for repetition in range(repetitions // BURST + 1):
-        for name, (prepare, line_up, call) in contestants.items():
-            # In bursts: a library that has just been idle pays for waking up, which is not what is compared.
-            for _ in range(BURST):
-                line_up()
-                prepare()
-                line_up()
-                begin = time.perf_counter()
-                call()
-                if repetition > 0:
-                    times[name].append(time.perf_counter() - begin)
+
+    def run_burst(name: str) -> list[float]:
+        prepare, line_up, call = contestants[name]
+        times = []
+        for _ in range(num_calls):
+            line_up()
+            prepare()
+            line_up()
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+        return times
+
+    names = ["gloo", "shared", "gloo again", "private", "array", "memcpy", "copy_"]
+    rounds = paired.run_rounds(names, run_burst, num_rounds)
     open_and_fill()
     collective.all_reduce([source], out=target)
     assert np.all(target == 2) and np.all(shared() == 2), "the contestants must add up, too"
-    # A call is over when the slower worker has its result.
-    slowest = {name: np.max(collective.all_gather([np.array(values)]), axis=0) for name, values in times.items()}
-    return {name: float(np.median(values)) * 1e6 for name, values in slowest.items()}
+    slower = {name: np.max(collective.all_gather([np.array(found)]), axis=0) for name, found in rounds.items()}
+    return paired.Contest.of({name: found.tolist() for name, found in slower.items()}, scale=1e6)
 
 
 def measure_barrier(collective) -> dict[str, float]:
@@ -117,14 +125,14 @@ def measure_barrier(collective) -> dict[str, float]:
     return {name: statistics.median(values) * 1e6 for name, values in times.items()}
 
 
-def _print_row(name: str, row: dict[str, float]) -> None:
-    print(f"{name:>7}: " + "  ".join(f"{who} {value:,.0f} us" for who, value in row.items()))
-    gloo = ", ".join(f"{kind} {row['gloo'] / row[kind]:.1f}x" for kind in ("shared", "private", "array"))
-    copies = ", ".join(
-        f"{kind} {row[kind] / row['memcpy']:.2f} memcpy ({row[kind] / row['copy_']:.2f} copy_)"
-        for kind in ("shared", "private")
-    )
-    print(f"{'':9}faster than gloo: {gloo};  in copies: {copies}", flush=True)
+def _print_row(name: str, contest: paired.Contest) -> None:
+    print(f"{name:>7}: " + "  ".join(f"{who} {contest.typical(who):,.0f} us" for who in contest.times))
+    kinds = ("shared", "private", "array")
+    print(f"{'':9}" + ", ".join(f"gloo/{kind} {contest.in_times_of(kind, 'gloo')}" for kind in kinds), end="; ")
+    print(f"A/A {contest.control('gloo')}")
+    copies = [f"{kind}/{copy} {contest.in_times_of(copy, kind)}" for kind in kinds[:2] for copy in ("memcpy", "copy_")]
+    print(f"{'':9}" + ", ".join(copies), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,14 @@
-"""For how long a save holds up the training thread, against one memcpy of the same bytes: Adam, 10M parameters.
+"""The time a save blocks the training thread, against one memcpy of the same bytes: Adam, 10M parameters.
 
-    python benchmarks/checkpoint_stall.py               (part of: make bench)
+    python benchmarks/checkpoint_stall.py [--rounds 15]              (part of: make bench)
 
-Everything counts from the call for the state (`state_dict`) until training may go on. `memcpy` is libc's, of as many
-bytes, into memory that was touched before. The two take turns, each after a real step of training.
+A save counts from the call of `state_dict` until training continues. `memcpy` is libc's, of the same number of bytes,
+into memory that was touched before. They take turns in paired rounds, each after a real training step.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -15,11 +16,13 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import paired
 import torch
 import torch.nn.functional as F
-from torch_step import make_mlp, make_resnet
+from models import make_mlp, make_resnet
 
 from duoka.checkpoint.store import Store
 from duoka.checkpoint.writer import BackgroundWriter
@@ -29,27 +32,31 @@ CASES = {
     "MLP 784-2048-2048-2048-10, Adam": (make_mlp, (8, 784)),
     "ResNet-18, Adam": (make_resnet, (4, 3, 32, 32)),
 }
-REPETITIONS = 9
 _memcpy = ctypes.CDLL(None).memcpy
 _memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     numbers = {}
     for case, (make, shape) in CASES.items():
-        row = numbers[case] = measure(make(), shape)
+        row = numbers[case] = measure(make(), shape, options.rounds)
+        contest = paired.Contest.read(row)
         print(
-            f"{case}, {row['megabytes']:.0f} MB: {row['stall']:.1f} ms a save, memcpy {row['memcpy']:.1f} ms:"
-            f" {row['stall'] / row['memcpy']:.2f}x;"
-            f" the first save {row['first']:.0f} ms, written in {row['write']:.0f} ms",
+            f"{case}, {row['megabytes']:.0f} MB: {contest.typical('stall'):.1f} ms a save,"
+            f" memcpy {contest.typical('memcpy'):.1f} ms; stall/memcpy {contest.in_times_of('memcpy', 'stall')},"
+            f" A/A {contest.control('memcpy')}; the first save {row['first']:.0f} ms,"
+            f" written in {contest.typical('write'):.0f} ms",
             flush=True,
         )
     if "DUOKA_BENCH_JSON" in os.environ:
         Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"checkpoint_stall_ms": numbers}))
 
 
-def measure(model: torch.nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
+def measure(model: torch.nn.Module, shape: tuple[int, ...], num_rounds: int) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters())
     x, y = torch.randn(shape), torch.randint(0, 10, shape[:1])
 
@@ -62,30 +69,34 @@ def measure(model: torch.nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     nbytes = sum(t.nbytes for t in _tensors(state))
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    times: dict[str, list[float]] = {"stall": [], "memcpy": [], "write": []}
+    written: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         writer = BackgroundWriter(Store(folder), list_codecs())
 
-        def save(step: int) -> None:
+        def save() -> float:
             begin = time.perf_counter()
+            step = len(written)
             writer.submit(step, {"step": step}, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-            times["stall"].append(time.perf_counter() - begin)
+            stall = time.perf_counter() - begin
             writer.wait(60)  # saves are rare: the next one finds the disk idle
-            times["write"].append(time.perf_counter() - begin)
+            written.append(time.perf_counter() - begin)
+            return stall
 
-        def copy(step: int) -> None:
+        def copy() -> float:
             begin = time.perf_counter()
             _memcpy(target.ctypes.data, source.ctypes.data, nbytes)
-            times["memcpy"].append(time.perf_counter() - begin)
+            return time.perf_counter() - begin
 
-        for step in range(REPETITIONS + 1):
-            for action in (save, copy) if step % 2 else (copy, save):
-                train()
-                action(step)
+        def run_one(name: str) -> list[float]:
+            train()
+            return [save() if name == "stall" else copy()]
+
+        first = run_one("stall")[0]  # allocates and touches the memory of the copy
+        rounds = paired.run_rounds(["memcpy", "stall", "memcpy again"], run_one, num_rounds)
         writer.close(60)
-    first = times["stall"].pop(0)  # its memory is made and touched then
-    medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-    return medians | {"first": first * 1e3, "megabytes": nbytes / 1e6}
+    contest = paired.Contest.of(rounds)
+    write = statistics.median(written) * 1e3
+    return contest.write() | {"write": write, "first": first * 1e3, "megabytes": nbytes / 1e6}
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -93,8 +93,8 @@ def mlp_of_ten_million(strategy: Any) -> Callable[[], list[float]]:
     """With Adam: 120 MB to compare."""
     import torch
     import torch.nn.functional as F
+    from models import make_mlp
     from torch.utils.data import DataLoader
-    from torch_step import make_mlp
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,10 +1,11 @@
-"""Contestants in processes of their own, which wait for their turn: each has its own backend, threads and devices.
+"""Contestants in processes of their own: each has its own backend, threads and devices.
 
-They stay alive between rounds and sleep on a socket, so that one run measures all of them, interleaved.
+They stay alive between rounds and sleep on a socket until their turn, so one run measures all of them in rounds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -70,14 +71,24 @@ class Contest:
         """The answers of these, each a list with one for each of its processes. They work at the same time."""
         for name in names:
             for lines in self._lines[name]:
-                lines.write(json.dumps(request) + "\n")
-                lines.flush()
-        return {name: [self._read(name, lines) for lines in self._lines[name]] for name in names}
+                with contextlib.suppress(OSError):  # it has ended: reading reports that
+                    lines.write(json.dumps(request) + "\n")
+                    lines.flush()
+        answers: dict[str, list[Any]] = {}
+        missing: list[NoAnswer] = []
+        for name in names:
+            try:
+                answers[name] = [self._read(name, lines) for lines in self._lines[name]]
+            except NoAnswer as error:
+                missing.append(error)  # raised when the answers of all others are read
+        if missing:
+            raise missing[0]
+        return answers
 
     def _read(self, name: str, lines: Any) -> Any:
         try:
             text = lines.readline()
-        except TimeoutError:
+        except OSError:  # TimeoutError, and any read after it
             text = ""
         if not text:
             raise NoAnswer(f"{name} gave no answer:\n{self._log(name).read_text(errors='replace')[-3000:]}")

@@ -1,10 +1,10 @@
 """MobileNetV2 on a folder of small pictures that have to be decoded: two workers with one thread against plain `fit`.
 
-    python benchmarks/keras_folder.py [--rounds 3] [--pictures 512 | --folder pictures/train]
+    python benchmarks/keras_folder.py [--rounds 15] [--pictures 512 | --folder pictures/train]
 
 The pictures are made up, or those of a folder: examples/mobilenet_mnist_keras/make_folder.py writes MNIST's.
-TensorFlow, keras.utils.image_dataset_from_directory, batch 64. Contestants take turns with one epoch each; the first
-round is not counted. Plain `fit` runs with one and with two threads, and is judged by the better of the two.
+TensorFlow, keras.utils.image_dataset_from_directory, batch 64. Contestants take turns with one epoch each, in paired
+rounds. Plain `fit` runs with one and with two threads, twice each in a round, and the better of the two counts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import paired
 from keras_contest import Contest, serve
 
 BATCH = 64
@@ -25,7 +25,7 @@ BATCH = 64
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS)
     parser.add_argument("--pictures", type=int, default=512)
     parser.add_argument("--folder", help="with a folder of pictures for each class")
     parser.add_argument("--serve", choices=("plain", "duoka"), help=argparse.SUPPRESS)
@@ -37,13 +37,15 @@ def main() -> None:
         if options.folder is None:
             write_pictures(Path(directory), options.pictures)
         folder = os.path.abspath(options.folder or directory)
-        speeds = measure(contest, folder, options.rounds, sum(1 for _ in Path(folder).rglob("*.png")))
-    for name, speed in speeds.items():
-        print(f"{name:>8}: {speed:.0f} images/s")
-    ratio = speeds["duoka"] / max(speeds["plain 1"], speeds["plain 2"])
-    print(f"a folder of pictures, two workers: {ratio:.2f}x plain")
+        found = measure(contest, folder, options.rounds)
+        num_pictures = sum(1 for _ in Path(folder).rglob("*.png"))
+    for name in found.times:
+        print(f"{name:>14}: {1e3 * num_pictures / found.typical(name):.0f} images/s")
+    better = found.better(["plain"])
+    assert better is not None
+    print(f"a folder of pictures, two workers: {better}/duoka {found.against(better)}, A/A {found.control(better)}")
     if "DUOKA_BENCH_JSON" in os.environ:
-        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"keras_folder_images_s": speeds}))
+        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"keras_folder_ms": found.write()}))
 
 
 def write_pictures(directory: Path, num_pictures: int) -> None:
@@ -57,7 +59,7 @@ def write_pictures(directory: Path, num_pictures: int) -> None:
         Image.fromarray(rng.integers(0, 256, (28, 28), np.uint8)).save(folder / f"{number:05}.png")
 
 
-def measure(contest: Contest, directory: str, num_rounds: int, num_pictures: int) -> dict[str, float]:
+def measure(contest: Contest, directory: str, num_rounds: int) -> paired.Contest:
     script = os.path.abspath(__file__)
     ours = ("-m", "duoka", "run", "--devices", "2", "--threads", "1")
     contest.start("duoka", [*ours, script, "--serve", "duoka"], {"KERAS_BACKEND": "tensorflow"}, num_workers=2)
@@ -66,15 +68,14 @@ def measure(contest: Contest, directory: str, num_rounds: int, num_pictures: int
         environ |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), threads)
         contest.start(f"plain {threads}", [script, "--serve", "plain"], environ)
     contest.wait_until_ready()
-    names = ["duoka", "plain 1", "plain 2"]
-    contest.ask(names, directory=directory)  # compiles
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(num_rounds + 1):
-        for name in names if number % 2 else names[::-1]:
-            answers = contest.ask([name], directory=directory)[name]
-            if number:
-                times[name].append(max(answers))
-    return {name: num_pictures / statistics.median(values) for name, values in times.items()}
+    contest.ask(["duoka", "plain 1", "plain 2"], directory=directory)  # compiles
+    return paired.Contest.of(
+        paired.run_rounds(
+            paired.arrange(["plain 1", "plain 2"], []),
+            lambda name: [max(contest.ask([name], directory=directory)[name])],
+            num_rounds,
+        )
+    )
 
 
 class Contestant:

@@ -1,9 +1,10 @@
-"""The models of the Keras benchmarks, their data, and the time that `fit` takes for a step of them."""
+"""The models of the Keras benchmarks, their data, and the time that `fit` takes for one step."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -58,7 +59,12 @@ class EpochTimes(keras.callbacks.Callback):
     """Seconds of an epoch by the wall, and of its steps, from the return of one to that of the next.
 
     It has no method for batches: with one, Keras waits for each step's logs, and Duoka's workers vote after each step.
+    `barrier` is called after each step, once the step is computed (JAX returns earlier).
     """
+
+    def __init__(self, barrier: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._barrier = barrier
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._own = run = self.model.train_function
@@ -66,6 +72,9 @@ class EpochTimes(keras.callbacks.Callback):
 
         def timed(*given: Any) -> Any:
             results = run(*given)
+            if self._barrier is not None:
+                _wait_until_computed(results)
+                self._barrier()
             self._ends.append(time.perf_counter())
             return results
 
@@ -85,7 +94,17 @@ class EpochTimes(keras.callbacks.Callback):
         return self.seconds / len(self._ends)
 
 
-def time_epoch(model: keras.Model, batches: dict[str, Any]) -> EpochTimes:
-    times = EpochTimes()
+def _wait_until_computed(results: Any) -> None:
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.block_until_ready(results)
+
+
+def time_epoch(model: keras.Model, batches: dict[str, Any], barrier: Callable[[], None] | None = None) -> EpochTimes:
+    times = EpochTimes(barrier)
     model.fit(**batches, epochs=1, verbose=0, callbacks=[times])
     return times
+
+
+MODELS = {"reuters": (make_reuters, reuters_rows), "mobilenet": (make_mobilenet, picture_rows)}

@@ -1,26 +1,35 @@
-"""Every claim of the README, measured again: `make bench`. Writes benchmarks/RESULTS.md and the table of README.md.
+"""Measure every claim of the README again: `make bench`. Writes benchmarks/RESULTS.md and the table of README.md.
 
-    python benchmarks/run.py [keras_step.py ...]
+    python benchmarks/run.py                    everything
+    python benchmarks/run.py keras_step.py      only these; numbers.json keeps the numbers of the rest
     python benchmarks/run.py "keras_reuters_course.py --data ~/.keras/datasets"
+    python benchmarks/run.py --quick            ten rows in at most 6 minutes, printed only
+    python benchmarks/run.py --write            measure nothing, write the tables of numbers.json again
 
-With names, only these are measured again, and the numbers of the others are those of benchmarks/numbers.json.
+Ratios are medians of at least 15 paired rounds (paired.py), with the range of the middle 80 % in brackets. A/A is the
+peer against itself in the same rounds. A row whose A/A is outside of 0.97 to 1.03 carries the word "noise".
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import paired
 
 HERE = Path(__file__).parent
-
-
 NUMBERS = HERE / "numbers.json"
+RESULTS = HERE / "RESULTS.md"
 README = HERE.parent / "README.md"
 BENCHMARKS = (
     "all_reduce.py",
@@ -36,19 +45,55 @@ BENCHMARKS = (
     "equality_check.py",
     "recovery_pause.py",
 )
+MLP_16 = "MLP 784-2048-2048-2048-10, global batch 16"
+MLP_128 = "the same MLP, global batch 128"
+RESNET = "ResNet-18 at 32x32, global batch 64"
+REUTERS_32, REUTERS_128 = "Reuters CNN, global batch 32", "Reuters CNN, global batch 128"
+MOBILENET = "MobileNetV2 at 32x32, global batch 64"
+STARTUP = "start-up to the first barrier, `duoka run`, against torchrun"
+RECOVERY = "a worker dies while it waits: time until the next committed step"
+# The rows of the README: the questions an engineer asks first, whether the bar is met or missed.
+HEADLINES = (
+    f"{MLP_16}, against ddp",
+    f"{MLP_128}, against ddp",
+    f"{RESNET}, against ddp",
+    f"{MOBILENET}, against the better MirroredStrategy",
+    f"{REUTERS_32}, against the better MirroredStrategy",
+    f"{REUTERS_32}, against plain `fit`",
+    f"{REUTERS_32}, against DataParallel on JAX",
+    STARTUP,
+    "`import duoka`",
+    RECOVERY,
+)
+BOTH = ("mirrored", "hierarchical")
+
+
+class Row(NamedTuple):
+    """One claim: the bar, the measured value, whether it is met, and the A/A of its rounds."""
+
+    what: str
+    asked: str
+    measured: str
+    is_met: bool
+    control: str = ""
 
 
 def measure(names: list[str]) -> dict:
-    """Run these one after the other. What one has found is kept at once: the next one may be interrupted."""
+    """Run these one after the other, and save the numbers of each at once: the next one may be interrupted."""
     known = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
     for name, *words in map(str.split, names):
         known[name] = {"on": time.strftime("%Y-%m-%d"), "machine": _machine(), "numbers": run(name, words)}
-        NUMBERS.write_text(json.dumps(known, indent=1) + "\n")
+        NUMBERS.write_text(to_json(known) + "\n")
     return known
 
 
+def to_json(known: dict) -> str:
+    """With each list of round times on one line."""
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), json.dumps(known, indent=1))
+
+
 def run(name: str, words: list[str]) -> dict:
-    """Run one benchmark by itself, show what it prints, and return its numbers."""
+    """Run one benchmark by itself, show its output, and return its numbers."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "numbers.json"
         environ = os.environ | {"DUOKA_BENCH_JSON": str(path)}
@@ -56,94 +101,161 @@ def run(name: str, words: list[str]) -> dict:
         return json.loads(path.read_text())
 
 
-def table(rows: list[tuple[str, str, str, bool]]) -> str:
-    lines = ["| what | asked | measured | |", "|---|---|---|---|"]
+def table(rows: Sequence[Row]) -> str:
+    lines = ["| claim | bar | measured (10-90 %) | A/A | met |", "|---|---|---|---|---|"]
     lines += [
-        f"| {what} | {asked} | {measured} | {'yes' if met else '**no**'} |" for what, asked, measured, met in rows
+        f"| {row.what} | {row.asked} | {row.measured} | {row.control} | {'yes' if row.is_met else '**no**'} |"
+        for row in rows
     ]
     return "\n".join(lines)
 
 
-def at_least(what: str, asked: float, measured: float) -> tuple[str, str, str, bool]:
-    return what, f">= {asked:g}x", f"{measured:.1f}x", measured >= asked
+def at_least(what: str, asked: float, found: paired.Spread, control: paired.Spread | None = None) -> Row:
+    return Row(what, f">= {asked:g}x", _times(found), found.median >= asked, _say_control(control))
 
 
-def at_most(what: str, asked: float, measured: float) -> tuple[str, str, str, bool]:
-    return what, f"<= {asked:g}x", f"{measured:.2f}x", measured <= asked
+def at_most(what: str, asked: float, found: paired.Spread, control: paired.Spread | None = None) -> Row:
+    return Row(what, f"<= {asked:g}x", _times(found), found.median <= asked, _say_control(control))
+
+
+def _times(found: paired.Spread) -> str:
+    return f"{found.median:.2f}x ({found.range()})" if found.range() else f"{found.median:.2f}x"
+
+
+def _say_control(control: paired.Spread | None) -> str:
+    if control is None:
+        return ""
+    return f"{control.median:.2f}" if control.is_quiet else f"{control.median:.2f} noise"
 
 
 def main() -> None:
-    known = measure(sys.argv[1:] or list(BENCHMARKS))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("benchmarks", nargs="*", help="only these")
+    parser.add_argument("--quick", action="store_true", help="ten rows in at most 6 minutes, printed only")
+    parser.add_argument("--write", action="store_true", help="measure nothing, write the tables again")
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS, help="of --quick")
+    options = parser.parse_args()
+    if options.quick:
+        run_quick(options.rounds)
+        return
+    known = json.loads(NUMBERS.read_text()) if options.write else measure(options.benchmarks or list(BENCHMARKS))
     if missing := [name for name in BENCHMARKS if name not in known]:
         raise SystemExit(f"not measured yet: {', '.join(missing)}")
     write_table(known)
 
 
-def write_table(known: dict) -> None:
+def run_quick(num_rounds: int) -> None:
+    """Measure ten rows and print their table."""
+    begin = time.monotonic()
+    words = ["--quick", "--rounds", str(num_rounds)]
+    numbers = run("torch_step.py", words) | run("keras_step.py", words)
+    lines = quick_lines(numbers)
+    num_noisy = sum("noise" in line for line in lines)
+    print(f"\n{_machine()}. {num_rounds} rounds, {time.monotonic() - begin:.0f} s in all.")
+    print(f"A/A within {paired.QUIET[0]} to {paired.QUIET[1]}: {len(lines) - num_noisy} of {len(lines)} rows.\n")
+    print("\n".join([paired.QUICK_HEADER, *lines]))
+
+
+def quick_lines(numbers: dict) -> list[str]:
+    """The rows of the quick table. A peer that hung has no row."""
+    lines = []
+    for title, found in numbers["torch_step_ms"].items():
+        lines.append(paired.quick_row(title, paired.Contest.read(found), "ddp"))
+    for title, backends in numbers["keras_step_ms"].items():
+        for backend, found in backends.items():
+            contest = paired.Contest.read(found)
+            peers = [contest.better(kinds) for kinds in (("plain",), BOTH, ("dataparallel",))]
+            where = "" if title.startswith("a loop") else "fit, "
+            name = f"{title.replace('a loop, ', 'a TensorFlow loop, ')}, {where}{backend}".removesuffix(", tensorflow")
+            lines += [paired.quick_row(name, contest, peer) for peer in peers if peer is not None]
+    return lines
+
+
+def make_rows(numbers: dict) -> list[Row]:
+    """All claims."""
+    rows = _all_reduce_rows({size: paired.Contest.read(found) for size, found in numbers["all_reduce_us"].items()})
+    startup = _read_startup(numbers)
+    rows.append(at_most(STARTUP, 0.75, startup.in_times_of("torchrun"), startup.control("torchrun")))
+    for what, most, found in (
+        ("`import duoka`", 100, numbers["import_ms"]),
+        ("`duoka devices`, whole command", 300, numbers["devices_ms"]),
+    ):
+        rows.append(Row(what, f"< {most} ms", f"{found:.0f} ms", found < most))
+    rows += _torch_rows(_read(numbers["torch_step_ms"]), paired.Contest.read(numbers["torch_overhead_ms"]))
+    rows += _keras_rows(numbers)
+    rows += _course_rows(numbers["keras_course"]) if "keras_course" in numbers else []
+    rows += _loop_rows(_read(numbers["tensorflow_step_ms"]))
+    for case, found in _read(numbers["checkpoint_stall_ms"]).items():
+        what = f"a save, {case}: time the training thread is blocked, in libc memcpys"
+        rows.append(at_most(what, 2, found.in_times_of("memcpy", "stall"), found.control("memcpy")))
+    rows += _equality_rows(numbers["equality_check"])
+    rows.append(_recovery_row(numbers["recovery_pause_ms"]))
+    return rows
+
+
+def headlines(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the README, in the order of HEADLINES."""
+    by_name = {row.what: row for row in rows}
+    return [by_name[what] for what in HEADLINES]
+
+
+def merge(known: dict) -> dict:
+    """All numbers, of whichever benchmark and day."""
     numbers: dict = {}
     for found in known.values():
         numbers |= found["numbers"]
+    return numbers
+
+
+def write_table(known: dict) -> None:
+    numbers = merge(known)
+    rows = make_rows(numbers)
+    RESULTS.write_text(make_results(known, numbers, rows) + "\n")
+    _put_into_readme(table(headlines(rows)))
+    print(f"\n{table(rows)}\n\nwritten to benchmarks/RESULTS.md and README.md")
+
+
+def make_results(known: dict, numbers: dict, rows: Sequence[Row]) -> str:
+    """The text of RESULTS.md."""
     days = sorted({found["on"] for found in known.values()})
-    reduce, startup = numbers["all_reduce_us"], numbers["startup_s"]
-    rows = [at_least("all_reduce, 4 KB, handed-out buffer, against Gloo", 3, _times(reduce["4 KB"], "shared"))]
-    for size in ("1 MB", "4 MB", "25 MB", "100 MB"):
-        rows.append(at_least(f"the same, {size}", 4, _times(reduce[size], "shared")))
-    for size in ("1 MB", "4 MB", "25 MB", "100 MB"):
-        rows.append(
-            at_least(
-                f"all_reduce, {size}, any array (copied in and out), against Gloo", 2, _times(reduce[size], "array")
-            )
-        )
-    for size in ("25 MB", "100 MB"):
-        row = reduce[size]
-        rows.append(at_most(f"{size}, result stays shared, in libc memcpys", 1.0, row["shared"] / row["memcpy"]))
-        rows.append(at_most(f"{size}, private result, in libc memcpys", 1.4, row["private"] / row["memcpy"]))
-        rows.append(at_most(f"{size}, private result, in PyTorch copies (copy_)", 1.4, row["private"] / row["copy_"]))
-    rows.append(
-        at_most(
-            "start-up to the first barrier, `duoka run`, against torchrun",
-            0.75,
-            startup["duoka run"] / startup["torchrun"],
-        )
-    )
-    rows.append(("`import duoka`", "< 100 ms", f"{numbers['import_ms']:.0f} ms", numbers["import_ms"] < 100))
-    rows.append(
-        ("`duoka devices`, whole command", "< 300 ms", f"{numbers['devices_ms']:.0f} ms", numbers["devices_ms"] < 300)
-    )
-    rows += _torch_rows(numbers["torch_step_ms"], numbers["torch_overhead_ms"])
-    rows += _keras_rows(numbers["keras_step_ms"], numbers["keras_overhead_ms"], numbers["keras_folder_images_s"])
-    rows += _course_rows(numbers["keras_course"]) if "keras_course" in numbers else []
-    rows += _loop_rows(numbers["tensorflow_step_ms"])
-    rows += [
-        at_most(f"a save, {case}: training stands still, in libc memcpys", 2, row["stall"] / row["memcpy"])
-        for case, row in numbers["checkpoint_stall_ms"].items()
-    ]
-    rows += _equality_rows(numbers["equality_check"])
-    rows.append(_recovery_row(numbers["recovery_pause_ms"]))
-    text = "\n\n".join([
+    startup = _read_startup(numbers)
+    seconds = (f"| {who} | {startup.typical(who):.2f} |" for who in _singles(startup))
+    return "\n\n".join([
         "# Measured by `make bench`",
-        f"{_say_machines(known)} CPU only: no GPU was there. Two workers, one thread each; medians; contestants take"
-        f" turns. Measured on {' and '.join(days)}.",
+        f"{_say_machines(known)} CPU only: there was no GPU. Two workers with one thread each."
+        f" Measured on {' and '.join(days)}.",
+        f"A ratio is the median of at least {paired.MIN_ROUNDS} paired rounds, with the range of the middle 80 % in"
+        " brackets. A/A is the peer against itself in the same rounds. Rows without a range were measured before the"
+        " rounds, as ratios of two medians.",
         table(rows),
         "## All-reduce of float32, two workers, microseconds",
-        _all_reduce_table(reduce),
+        _all_reduce_table(_read(numbers["all_reduce_us"])),
         f"Barrier: {numbers['barrier_us']['duoka']:.0f} us, Gloo {numbers['barrier_us']['gloo']:.0f} us.",
         "## One training step of PyTorch, two workers with one thread each, milliseconds",
-        _torch_table(numbers["torch_step_ms"]),
-        "## One step of Keras's `fit`, milliseconds, median (mean); peers with 1 and 2 threads",
-        _keras_table(numbers["keras_step_ms"], numbers["keras_step_mean_ms"]),
-        "## One step of a TensorFlow loop (`strategy.run` in a tf.function), milliseconds, median (mean); peers with 1"
-        " and 2 threads",
-        _keras_table(_on_tensorflow(numbers["tensorflow_step_ms"]), _on_tensorflow(numbers["tensorflow_step_mean_ms"])),
+        _torch_table(_read(numbers["torch_step_ms"])),
+        "## One step of Keras's `fit`, milliseconds; the number after a peer is its number of threads",
+        _keras_table(numbers["keras_step_ms"]),
+        "## One step of a TensorFlow loop (`strategy.run` in a tf.function), milliseconds",
+        _keras_table({case: {"tensorflow": times} for case, times in numbers["tensorflow_step_ms"].items()}),
         "## A checkpoint, milliseconds",
-        _checkpoint_table(numbers["checkpoint_stall_ms"]),
+        _checkpoint_table(_read(numbers["checkpoint_stall_ms"])),
         "## Start-up: two workers, PyTorch imported, first barrier passed",
-        "\n".join(["| launcher | seconds |", "|---|---|", *(f"| {who} | {s:.2f} |" for who, s in startup.items())]),
+        "\n".join(["| launcher | seconds |", "|---|---|", *seconds]),
         NOTES,
     ])  # fmt: skip
-    (HERE / "RESULTS.md").write_text(text + "\n")
-    _put_into_readme(table(rows))
-    print(f"\n{table(rows)}\n\nwritten to benchmarks/RESULTS.md and README.md")
+
+
+def _read(cases: dict) -> dict[str, paired.Contest]:
+    return {case: paired.Contest.read(found) for case, found in cases.items()}
+
+
+def _read_startup(numbers: dict) -> paired.Contest:
+    found = {"duoka" if who == "duoka run" else who: values for who, values in numbers["startup_s"].items()}
+    return paired.Contest.read(found)
+
+
+def _singles(contest: paired.Contest) -> list[str]:
+    return [name for name in contest.times if not name.endswith(" again")]
 
 
 def _put_into_readme(rows: str) -> None:
@@ -156,20 +268,23 @@ def _put_into_readme(rows: str) -> None:
 
 NOTES = """## Notes
 
-- PyTorch: all contestants run in the same two processes, one thread each, with the same model, data, optimizer
-  and allocator settings, in turn. `half` is the plain step on half of the batch, without any communication; `alone` the
-  plain step on the whole batch on one worker, while the other one waits; `memcpy` a copy of the gradient, by both.
-- Keras and TensorFlow loops: contestants live in processes of their own, which sleep until it is their turn, with the
-  same model, data, optimizer and allocator settings. Duoka runs two workers with one thread each; peers run with one
-  and with two threads, and the better of the two counts. Bars are judged by medians of single steps: the hypervisor of
-  this machine takes a core away for up to 130 ms at a time (steal in /proc/stat, up to a quarter of the time), which
-  means measure, and more where two cores have to work together; on JAX, which returns before a step is done, by medians
-  of epochs. Means of the same steps are beside, in brackets.
-- `half` is plain `fit` on half of each batch in two workers, without any exchange. It is not a bound (Duoka's update is
-  compiled by XLA there, that of `half` is not), but it shows where the time goes: half of a batch costs more than half
-  of the time. The gradients of MobileNetV2 take 212 ms for 64 rows on one core, 120 ms for 32, 132 to 148 ms where both
-  cores compute 32 rows at once, and 184 ms where TensorFlow itself spreads 64 rows over both cores. The update takes
-  another 20 to 29 ms in both workers, while TensorFlow alone does parts of it during backward.
+- PyTorch: all contestants run in the same two processes in paired rounds, with one thread each and the same model,
+  data, optimizer and allocator settings. `floor` is the plain step on half of the batch with one barrier in place of
+  the exchange (Duoka's own barrier in shared memory). `alone` is the plain step on the whole batch on one worker
+  while the other worker waits. `memcpy` copies the gradient in both workers at once. Older numbers have `half`:
+  `floor` without the barrier.
+- Keras and TensorFlow loops: contestants live in processes of their own and sleep until their turn. They have the
+  same model, data, optimizer and allocator settings. Duoka runs two workers with one thread each. Peers run with one
+  and with two threads, and the better number of threads takes part in the paired rounds. A round counts the median
+  step of a short epoch: the hypervisor of this machine takes a core away for up to 130 ms at a time (steal in
+  /proc/stat, up to a quarter of the time). JAX returns before a step is done, so a round there counts the mean step
+  of an epoch.
+- `floor` in Keras is plain `fit` on half of each batch in two workers, with one barrier per step (older numbers:
+  `half`, without it). It is not a bound: XLA compiles Duoka's update there, and not that of `floor`. It shows where
+  the time goes, because half of a batch costs more than half of the time. The gradients of MobileNetV2 take 212 ms
+  for 64 samples on one core and 120 ms for 32. They take 132 to 148 ms if both cores compute 32 samples at once, and
+  184 ms if TensorFlow itself spreads 64 samples over both cores. The update takes another 20 to 29 ms in both
+  workers, while TensorFlow alone does parts of it during backward.
 - Tried, and kept: graphs called by flat lists of tensors, sums in few flat arrays, XLA for the update of models with
   few variables (4.8 to 1.6 ms for the small CNN in `fit`; a step of a loop 19.8 to 15.4 ms), rows cut by NumPy, not
   by TensorFlow (twenty times as fast), workers kept to cores of their own (16 to 12 ms), no cycles that keep tf.data
@@ -178,7 +293,7 @@ NOTES = """## Notes
   one worker with two replicas 1.10 to 1.00), seeds looked for once (on JAX 1.12 to 1.06). Tried, and no gain: XLA for
   the update of MobileNetV2 (29 to 20 ms by itself, and nothing in a step: 183 against 190 ms), TensorFlow's
   single-threaded executor (its update 21 to 18 ms, nothing elsewhere).
-- Which bars lie above `half` on this machine, and which are Duoka's own cost: MobileNetV2 at 1.4 times the better
+- Bars above `half` on this machine, and Duoka's own cost: MobileNetV2 at 1.4 times the better
   MirroredStrategy and the large batch of Reuters at 1.3 times the default one would have to be faster than two
   workers that exchange nothing. In the small steps (Reuters, 32 rows) the exchange takes about 3 ms: 1 ms is copying,
   adding and comparing, the rest is waiting for the slower of two workers at every step, and work that Keras otherwise
@@ -190,14 +305,14 @@ NOTES = """## Notes
 - The folder has 1,024 pictures of MNIST. Reading and decoding takes both cores with plain `fit`, too. Tried: every
   worker reads all, one reads for all on its own core, one reads for all with threads on all cores (the best of the
   three where decoding is heavy).
-- The ResNet step takes seconds, so few are measured: its ratios vary by several percent from run to run.
+- The ResNet step takes seconds, so a round has one step of each contestant.
 - The exchange costs more than 3 memcpys here: writing a layer's gradient into shared memory (16 MB at a time) goes
   through the cache and takes about two memcpys, adding up one, copying out one. Tried, and no faster: weighing in
   pieces of the size of the cache and copying those; weighing in place and copying at once; pages lent to `p.grad` by
   copy-on-write (the others then wait for them at their next backward). What helped: saying at once that the result
   was taken (65 to 56 ms a step), one generator for all bodies, memory that malloc keeps.
-- A checkpoint: `memcpy` copies as many bytes in one piece, into memory that was touched before. Everything counts from
-  the call of `state_dict` until training goes on. The first time, memory for the copy is made and touched.
+- A checkpoint: `memcpy` copies the same number of bytes in one piece, into memory that was touched before. A save
+  counts from the call of `state_dict` until training continues. The first save also allocates the memory of the copy.
   The model of 10M parameters that was asked for is the MLP; ResNet-18, with 186 tensors of 9 MB at most, is measured
   beside it. How far it is from one memcpy depends on the processor: 1.7 times on an AMD EPYC, 2.2 to 2.8 times on an
   Intel Xeon, where libc writes around the cache only in larger pieces. GLIBC_TUNABLES with
@@ -214,143 +329,150 @@ NOTES = """## Notes
   buffer and copying from there."""
 
 
-def _torch_rows(cases: dict, overhead: dict) -> list[tuple[str, str, str, bool]]:
-    """The bars: communication-heavy steps twice, a compute-heavy one, and what one worker costs."""
+def _all_reduce_rows(sizes: dict[str, paired.Contest]) -> list[Row]:
     rows = []
-    for (case, row), asked in zip(cases.items(), (1.3, 1.2, 1.0), strict=True):
-        for peer in ("ddp", "accelerate", "fabric"):
-            ratio = row[peer] / row["duoka"]
-            rows.append((f"{case}, against {peer}", f">= {asked:g}x", f"{ratio:.2f}x", ratio >= asked))
-    mlp, resnet = (list(cases.values())[n] for n in (0, -1))
-    cost = (mlp["duoka"] - mlp["half"]) / mlp["memcpy"]
-    rows.append(
-        ("cost of the exchange in the first of these, in memcpys of the gradient", "<= 3", f"{cost:.1f}", cost <= 3)
-    )
-    gain = resnet["alone"] / resnet["duoka"]
-    rows.append(("ResNet-18, two workers against one, one thread each", ">= 1.8x", f"{gain:.2f}x", gain >= 1.8))
-    ratio = overhead["duoka"] / overhead["plain"]
-    rows.append(
-        (
-            "ResNet-18, one worker with one replica, time against the plain loop",
-            "<= 1.02x",
-            f"{ratio:.3f}x",
-            ratio <= 1.02,
+    large = ("1 MB", "4 MB", "25 MB", "100 MB")
+    for kind, title, bars in (
+        ("shared", "buffer of the collective", {"4 KB": 3} | dict.fromkeys(large, 4)),
+        ("array", "any array (copied in and out)", dict.fromkeys(large, 2)),
+    ):
+        for size, asked in bars.items():
+            found = sizes[size]
+            what = f"all_reduce, {size}, {title}, against Gloo"
+            rows.append(at_least(what, asked, found.in_times_of(kind, "gloo"), found.control("gloo")))
+    for size in ("25 MB", "100 MB"):
+        found = sizes[size]
+        rows.append(
+            at_most(f"{size}, result stays shared, in libc memcpys", 1.0, found.in_times_of("memcpy", "shared"))
         )
-    )
+        rows.append(at_most(f"{size}, private result, in libc memcpys", 1.4, found.in_times_of("memcpy", "private")))
+        what = f"{size}, private result, in PyTorch copies (copy_)"
+        rows.append(at_most(what, 1.4, found.in_times_of("copy_", "private")))
     return rows
 
 
-def _keras_rows(cases: dict, overhead: dict, folder: dict) -> list[tuple[str, str, str, bool]]:
-    """Peers at their better number of threads; "the better MirroredStrategy" is the better of two collectives, too."""
-
-    both = ("mirrored", "hierarchical")
-    small, large, mobilenet = (f"{name}, global batch {n}" for name, n in _KERAS_CASES)
-    asked = [
-        (mobilenet, "tensorflow", "plain `fit`", 1.2, ("plain",)),
-        (mobilenet, "tensorflow", "the better MirroredStrategy", 1.4, both),
-        (small, "tensorflow", "plain `fit`", 1.0, ("plain",)),
-        (small, "tensorflow", "the better MirroredStrategy", 1.2, both),
-        (small, "tensorflow", "the default MirroredStrategy", 1.3, ("mirrored",)),
-        (large, "tensorflow", "the better MirroredStrategy", 1.0, both),
-        (large, "tensorflow", "the default MirroredStrategy", 1.3, ("mirrored",)),
-        (small, "jax", "DataParallel on JAX", 1.0, ("dataparallel",)),
-        (large, "jax", "DataParallel on JAX", 1.0, ("dataparallel",)),
-    ]
+def _torch_rows(cases: dict[str, paired.Contest], overhead: paired.Contest) -> list[Row]:
+    """Steps that exchange much, a step that computes much, and the cost on one worker."""
     rows = []
-    for case, backend, peer, least, kinds in asked:
-        rows.append(_against(f"{case}, against {peer}", least, cases[case][backend], kinds))
-    for backend, most in (("tensorflow", 1.10), ("jax", 1.10), ("torch", 1.05)):
-        found = overhead[backend]["duoka"] / overhead[backend]["plain"]
-        what = f"Reuters CNN, one worker with two replicas, time against two plain steps, {backend}"
-        rows.append((what, f"<= {most:.2f}x", f"{found:.3f}x", found <= most))
-    found = folder["duoka"] / max(folder["plain 1"], folder["plain 2"])
-    rows.append(("a folder of pictures, MobileNetV2, against plain `fit`", ">= 1.3x", f"{found:.2f}x", found >= 1.3))
+    for case, found in cases.items():
+        asked = {MLP_16: 1.3, MLP_128: 1.2}.get(case, 1.0)
+        for peer in ("ddp", "accelerate", "fabric"):
+            rows.append(at_least(f"{case}, against {peer}", asked, found.against(peer), found.control(peer)))
+    mlp, resnet = cases[MLP_16], cases[RESNET]
+    floor = "floor" if "floor" in mlp.times else "half"
+    cost = (mlp.typical("duoka") - mlp.typical(floor)) / mlp.typical("memcpy")
+    what = f"cost of the exchange in {MLP_16}, in memcpys of the gradient"
+    rows.append(Row(what, "<= 3", f"{cost:.1f}", cost <= 3))
+    rows.append(at_least("ResNet-18, two workers against one, one thread each", 1.8, resnet.against("alone")))
+    what = "ResNet-18, one worker with one replica, time against the plain loop"
+    rows.append(at_most(what, 1.02, overhead.in_times_of("plain"), overhead.control("plain")))
     return rows
 
 
-def _against(what: str, least: float, times: dict, kinds: tuple[str, ...]) -> tuple[str, str, str, bool]:
-    """A peer that hung was left out, and says nothing."""
-    known = [times[name] for kind in kinds for threads in (1, 2, 4) if (name := f"{kind} {threads}") in times]
-    found = min(known) / times["duoka"] if known else 0.0
-    return what, f">= {least:g}x", f"{found:.2f}x" if known else "the peer hung", found >= least
+def _keras_rows(numbers: dict) -> list[Row]:
+    """Peers at their better number of threads. "The better MirroredStrategy" is the better of two collectives, too."""
+    asked = [
+        (MOBILENET, "tensorflow", "plain `fit`", 1.2, ("plain",)),
+        (MOBILENET, "tensorflow", "the better MirroredStrategy", 1.4, BOTH),
+        (REUTERS_32, "tensorflow", "plain `fit`", 1.0, ("plain",)),
+        (REUTERS_32, "tensorflow", "the better MirroredStrategy", 1.2, BOTH),
+        (REUTERS_32, "tensorflow", "the default MirroredStrategy", 1.3, ("mirrored",)),
+        (REUTERS_128, "tensorflow", "the better MirroredStrategy", 1.0, BOTH),
+        (REUTERS_128, "tensorflow", "the default MirroredStrategy", 1.3, ("mirrored",)),
+        (REUTERS_32, "jax", "DataParallel on JAX", 1.0, ("dataparallel",)),
+        (REUTERS_128, "jax", "DataParallel on JAX", 1.0, ("dataparallel",)),
+    ]
+    cases = numbers["keras_step_ms"]
+    rows = [
+        _against(f"{case}, against {peer}", least, paired.Contest.read(cases[case][backend]), kinds)
+        for case, backend, peer, least, kinds in asked
+    ]
+    for backend, most in (("tensorflow", 1.10), ("jax", 1.10), ("torch", 1.05)):
+        found = paired.Contest.read(numbers["keras_overhead_ms"][backend])
+        what = f"Reuters CNN, one worker with two replicas, time against two plain steps, {backend}"
+        rows.append(at_most(what, most, found.in_times_of("plain"), found.control("plain")))
+    if "keras_folder_ms" in numbers:
+        folder = paired.Contest.read(numbers["keras_folder_ms"])
+    else:  # measured before the rounds, in pictures per second
+        folder = paired.Contest.read({who: 1e3 / speed for who, speed in numbers["keras_folder_images_s"].items()})
+    rows.append(_against("a folder of pictures, MobileNetV2, against plain `fit`", 1.3, folder, ("plain",)))
+    return rows
 
 
-def _course_rows(found: dict) -> list[tuple[str, str, str, bool]]:
+def _against(what: str, least: float, contest: paired.Contest, kinds: tuple[str, ...]) -> Row:
+    """A peer that hung was left out, and the row says so."""
+    peer = contest.better(kinds)
+    if peer is None:
+        return Row(what, f">= {least:g}x", "the peer hung", False)
+    return at_least(what, least, contest.against(peer), contest.control(peer))
+
+
+def _course_rows(found: dict) -> list[Row]:
     """Of benchmarks/keras_reuters_course.py, which needs data that is not in the repository."""
     what = "Reuters newswires, two replicas against plain `fit`, 10 epochs:"
     first, last, peak = found["first_loss_percent"], found["last_loss_percent"], found["peak_points"]
     return [
-        (f"{what} loss of the first epoch", "<= 0.5 %", f"{first:.2f} %", first <= 0.5),
-        (f"{what} loss of the last epoch", "<= 5 %", f"{last:.2f} %", last <= 5),
-        (f"{what} best validation accuracy", "<= 1 point", f"{peak:.2f} points", peak <= 1),
+        Row(f"{what} loss of the first epoch", "<= 0.5 %", f"{first:.2f} %", first <= 0.5),
+        Row(f"{what} loss of the last epoch", "<= 5 %", f"{last:.2f} %", last <= 5),
+        Row(f"{what} best validation accuracy", "<= 1 point", f"{peak:.2f} points", peak <= 1),
     ]
 
 
-def _loop_rows(cases: dict) -> list[tuple[str, str, str, bool]]:
-    small, _, mobilenet = (f"{name}, global batch {n}" for name, n in _KERAS_CASES)
-    both = ("mirrored", "hierarchical")
-    return [
-        _against(f"a loop, {mobilenet}, against the plain loop", 1.2, cases[mobilenet], ("plain",)),
-        _against(f"a loop, {mobilenet}, against the better MirroredStrategy", 1.4, cases[mobilenet], both),
-        _against(f"a loop, {small}, against the better MirroredStrategy", 1.2, cases[small], both),
-    ]
+def _loop_rows(cases: dict[str, paired.Contest]) -> list[Row]:
+    asked = (
+        (MOBILENET, "the plain loop", 1.2, ("plain",)),
+        (MOBILENET, "the better MirroredStrategy", 1.4, BOTH),
+        (REUTERS_32, "the better MirroredStrategy", 1.2, BOTH),
+    )
+    return [_against(f"a loop, {case}, against {peer}", bar, cases[case], kinds) for case, peer, bar, kinds in asked]
 
 
-def _equality_rows(cases: dict) -> list[tuple[str, str, str, bool]]:
+def _equality_rows(cases: dict) -> list[Row]:
     return [
-        (f"comparing replicas every 100 steps, {case}", "<= 1 %", f"{row['percent']:.2f} %", row["percent"] <= 1)
+        Row(f"comparing replicas every 100 steps, {case}", "<= 1 %", f"{row['percent']:.2f} %", row["percent"] <= 1)
         for case, row in cases.items()
     ]
 
 
-def _recovery_row(found: dict) -> tuple[str, str, str, bool]:
+def _recovery_row(found: dict) -> Row:
     most = 3 * found["step"] + 500
-    what = f"a worker dies while it waits: until the next committed step, median of {found['kills']}"
-    asked = f"<= 3 steps + 0.5 s = {most:.0f} ms"
-    return what, asked, f"{found['pause']:.0f} ms (step: {found['step']:.1f} ms)", found["pause"] <= most
+    measured = f"{found['pause']:.0f} ms, median of {found['kills']} (step: {found['step']:.1f} ms)"
+    return Row(RECOVERY, f"<= 3 steps + 0.5 s = {most:.0f} ms", measured, found["pause"] <= most)
 
 
-_KERAS_CASES = (("Reuters CNN", 32), ("Reuters CNN", 128), ("MobileNetV2 at 32x32", 64))
-
-
-def _on_tensorflow(cases: dict) -> dict:
-    return {case: {"tensorflow": times} for case, times in cases.items()}
-
-
-def _keras_table(cases: dict, means: dict) -> str:
+def _keras_table(cases: dict) -> str:
     lines = ["| step | backend | contestants |", "|---|---|---|"]
     for case, backends in cases.items():
-        for backend, times in backends.items():
-            each = (f"{who} {ms:.2f} ({means[case][backend][who]:.2f})" for who, ms in times.items())
+        for backend, found in backends.items():
+            contest = paired.Contest.read(found)
+            each = (f"{who} {contest.typical(who):.2f}" for who in _singles(contest))
             lines.append(f"| {case} | {backend} | {', '.join(each)} |")
     return "\n".join(lines)
 
 
-def _torch_table(cases: dict) -> str:
-    kinds = ["ddp", "accelerate", "fabric", "duoka", "half", "alone", "memcpy"]
-    lines = ["| step | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
-    lines += [f"| {case} | " + " | ".join(f"{row[kind]:.1f}" for kind in kinds) + " |" for case, row in cases.items()]
-    return "\n".join(lines)
+def _torch_table(cases: dict[str, paired.Contest]) -> str:
+    kinds = ["ddp", "accelerate", "fabric", "duoka", "floor", "half", "alone", "memcpy"]
+    kinds = [kind for kind in kinds if any(kind in found.times for found in cases.values())]
+    return _table_of_times("step", cases, kinds, ".1f")
 
 
-def _checkpoint_table(cases: dict) -> str:
-    lines = [
-        "| state | MB | training stands still | memcpy | the first time | until it is on the disk |",
-        "|---" * 6 + "|",
-    ]
-    kinds = ("megabytes", "stall", "memcpy", "first", "write")
-    lines += [f"| {case} | " + " | ".join(f"{row[kind]:.0f}" for kind in kinds) + " |" for case, row in cases.items()]
-    return "\n".join(lines)
+def _checkpoint_table(cases: dict[str, paired.Contest]) -> str:
+    kinds = ["megabytes", "stall", "memcpy", "first", "write"]
+    titles = ["MB", "thread is blocked", "memcpy", "the first time", "until it is on the disk"]
+    return _table_of_times("state", cases, kinds, ".0f", titles)
 
 
-def _times(row: dict, kind: str) -> float:
-    return row["gloo"] / row[kind]
+def _all_reduce_table(sizes: dict[str, paired.Contest]) -> str:
+    return _table_of_times("size", sizes, ["gloo", "shared", "private", "array", "memcpy", "copy_"], ",.0f")
 
 
-def _all_reduce_table(reduce: dict) -> str:
-    kinds = ["gloo", "shared", "private", "array", "memcpy", "copy_"]
-    lines = ["| size | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
-    lines += [f"| {size} | " + " | ".join(f"{row[kind]:,.0f}" for kind in kinds) + " |" for size, row in reduce.items()]
+def _table_of_times(
+    corner: str, cases: dict[str, paired.Contest], kinds: list[str], form: str, titles: list[str] | None = None
+) -> str:
+    lines = [f"| {corner} | " + " | ".join(titles or kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    for case, found in cases.items():
+        cells = (f"{found.typical(kind):{form}}" if kind in found.times else "" for kind in kinds)
+        lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

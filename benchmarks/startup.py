@@ -1,22 +1,22 @@
 """Two workers started, PyTorch imported, first barrier passed: Duoka against torchrun with Gloo.
 
-    python benchmarks/startup.py               (part of: make bench)
+    python benchmarks/startup.py [--rounds 15]               (part of: make bench)
 
-Timed from the start of the launcher until worker 0 says that it has passed its first barrier.
+Timed from the start of the launcher until worker 0 prints that it has passed its first barrier, in paired rounds.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-REPETITIONS = 5
+import paired
 
 OURS = """
 import torch
@@ -50,27 +50,32 @@ def time_until_passed(command: list[str], directory: Path) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "ours.py").write_text(OURS)
         (directory / "theirs.py").write_text(THEIRS)
         python = [sys.executable]
-        contestants = {
+        commands = {
             "torchrun": [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "theirs.py"],
-            "duoka run": [*python, "-m", "duoka", "run", "--devices", "2", "ours.py"],
+            "duoka": [*python, "-m", "duoka", "run", "--devices", "2", "ours.py"],
             "python": [*python, "ours.py"],
         }
-        times: dict[str, list[float]] = {who: [] for who in contestants}
-        for repetition in range(REPETITIONS + 1):
-            for who, command in contestants.items():
-                elapsed = time_until_passed(command, directory)
-                if repetition > 0:  # the first round fills the page cache for all
-                    times[who].append(elapsed)
-    medians = {who: statistics.median(values) for who, values in times.items()}
-    for who, seconds in medians.items():
-        print(f"{who:>10}: {seconds:.2f} s, {seconds / medians['torchrun']:.2f} x torchrun")
+        # The first round fills the page cache for all.
+        rounds = paired.run_rounds(
+            paired.arrange(["torchrun"], ["python"]),
+            lambda who: [time_until_passed(commands[who], directory)],
+            options.rounds,
+        )
+    contest = paired.Contest.of(rounds, scale=1)
+    for who in commands:
+        print(f"{who:>10}: {contest.typical(who):.2f} s")
+    print(f"torchrun/duoka {contest.against('torchrun')}, A/A {contest.control('torchrun')}")
     if "DUOKA_BENCH_JSON" in os.environ:
-        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"startup_s": medians}))
+        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"startup_s": contest.write()}))
 
 
-main()
+if __name__ == "__main__":
+    main()

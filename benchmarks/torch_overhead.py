@@ -1,48 +1,59 @@
-"""What Duoka adds to a loop on one worker with one replica, against the plain loop: ResNet-18 at 32x32, batch 64.
+"""The time Duoka adds to a loop on one worker with one replica, against the plain loop: ResNet-18 at 32x32, batch 64.
 
-python benchmarks/torch_overhead.py
+    python benchmarks/torch_overhead.py [--rounds 15]
+
+One step per contestant and round, in paired rounds; the plain loop runs twice in each.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 
+import paired
 import torch
 import torch.nn.functional as F
+from models import make_resnet
 from torch.utils.data import DataLoader, TensorDataset
-from torch_step import make_resnet
 
 import duoka
 
-BATCH, BATCHES = 64, 14
+BATCH, WARM_UP = 64, 2
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    data = TensorDataset(torch.randn(BATCH * BATCHES, 3, 32, 32), torch.randint(0, 10, (BATCH * BATCHES,)))
-    runs = {"plain": new_run(data), "duoka": new_run(data, duoka.Mirrored(devices=1))}
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    num_batches = options.rounds + WARM_UP
+    data = TensorDataset(torch.randn(BATCH * num_batches, 3, 32, 32), torch.randint(0, 10, (BATCH * num_batches,)))
+    # The plain loop takes two steps in each round, so its data has to last twice as long.
+    twice = torch.utils.data.ConcatDataset([data, data])
+    runs = {"plain": new_run(twice), "duoka": new_run(data, duoka.Mirrored(devices=1))}
     loops = {name: iter(loader) for name, (_, _, loader) in runs.items()}
-    for batch in range(BATCHES):
-        # One step each, in turn and in changing order: what else the machine does comes by both alike.
-        for name in sorted(runs, reverse=bool(batch % 2)):
-            model, optimizer, _ = runs[name]
-            begin = time.perf_counter()
-            x, y = next(loops[name])
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            if batch >= 2:
-                times[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-    ratio = medians["duoka"] / medians["plain"]
-    print(f"one worker, one replica: {medians['duoka']:.1f} ms, plain {medians['plain']:.1f} ms: {ratio:.3f}x its time")
+
+    def run_step(name: str) -> list[float]:
+        model, optimizer, _ = runs[name]
+        begin = time.perf_counter()
+        x, y = next(loops[name])
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        return [time.perf_counter() - begin]
+
+    contest = paired.Contest.of(
+        paired.run_rounds(paired.arrange(["plain"], []), run_step, options.rounds, num_warm_up=WARM_UP)
+    )
+    print(
+        f"one worker, one replica: {contest.typical('duoka'):.1f} ms, plain {contest.typical('plain'):.1f} ms;"
+        f" duoka/plain {contest.in_times_of('plain')}, A/A {contest.control('plain')}"
+    )
     if "DUOKA_BENCH_JSON" in os.environ:
-        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"torch_overhead_ms": medians}))
+        Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"torch_overhead_ms": contest.write()}))
 
 
 def new_run(data, strategy=None):

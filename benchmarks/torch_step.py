@@ -1,24 +1,30 @@
 """One training step of PyTorch on two workers with one thread each: Duoka against DDP, Accelerate and Fabric.
 
-    python benchmarks/torch_step.py
+    python benchmarks/torch_step.py [--quick] [--rounds 15] [--case "..."]
 
-All contestants run in the same two processes, in turn, on the same data, with the same model and optimizer and the
-same allocator settings. "half" is the step without any communication, on half of the batch: what Duoka's step takes
-longer than that is the cost of the exchange. "alone" is the plain step on the whole batch, on one worker with one
-thread, while the other one waits.
+All contestants run in the same two processes, in paired rounds (paired.py), on the same data, with the same model,
+optimizer and allocator settings. DDP runs twice in each round. "floor" is the plain step on half of the batch with
+one barrier in place of the exchange (Duoka's own barrier in shared memory, the fastest here): the time a perfect
+exchange would leave. "alone" is the plain step on the whole batch on one worker while the other worker waits.
+`--quick` runs only DDP as a peer, and ResNet-18 with a smaller batch.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import models
 import numpy as np
+import paired
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -29,82 +35,77 @@ from torch.utils.data import DataLoader
 import duoka
 
 
-def make_mlp() -> nn.Module:
-    sizes = [784, 2048, 2048, 2048, 10]
-    layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def make_resnet() -> nn.Module:
-    """ResNet-18 for 32x32 images, without torchvision."""
-
-    class Block(nn.Module):
-        def __init__(self, inside: int, outside: int, stride: int) -> None:
-            super().__init__()
-            self.main = nn.Sequential(
-                nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(),
-                nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside),
-            )  # fmt: skip
-            self.skip = nn.Sequential()
-            if stride != 1 or inside != outside:
-                self.skip = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.relu(self.main(x) + self.skip(x))
-
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    inside = 64
-    for outside, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-        layers.append(Block(inside, outside, stride))
-        inside = outside
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch_size: int
+    num_steps: int  # of a burst; the first of several is not counted
 
 
 CASES = {
-    "MLP 784-2048-2048-2048-10, global batch 16": (make_mlp, (784,), 16, 4, 30),
-    "the same MLP, global batch 128": (make_mlp, (784,), 128, 4, 20),
-    "ResNet-18 at 32x32, global batch 64": (make_resnet, (3, 32, 32), 64, 2, 4),
+    "MLP 784-2048-2048-2048-10, global batch 16": Case(models.make_mlp, (784,), 16, 4),
+    "the same MLP, global batch 128": Case(models.make_mlp, (784,), 128, 3),
+    "ResNet-18 at 32x32, global batch 64": Case(models.make_resnet, (3, 32, 32), 64, 1),
+    "MobileNetV2 at 32x32, PyTorch, global batch 64": Case(models.make_mobilenet, (3, 32, 32), 64, 2),
+    "transformer, 163 tensors, 1.75 MB, global batch 8": Case(models.make_transformer, (16, 16), 8, 8),
+}
+RESNET_QUICK = "ResNet-18 at 32x32, global batch 16"
+QUICK_CASES = {
+    (RESNET_QUICK if case.make is models.make_resnet else title): (
+        Case(case.make, case.shape, 16, 1) if case.make is models.make_resnet else case
+    )
+    for title, case in CASES.items()
 }
 PEERS = ("ddp", "accelerate", "fabric")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="only DDP and the floor, smaller cases")
+    parser.add_argument("--rounds", type=int, default=paired.MIN_ROUNDS)
+    parser.add_argument("--case", action="append", choices=[*CASES, RESNET_QUICK], help="only these")
+    options = parser.parse_args()
     strategy = duoka.Mirrored(devices=2, threads=1)
     torch.set_num_threads(1)
     _join_gloo(strategy)
     numbers = {}
-    for case, parameters in CASES.items():
-        numbers[case] = measure(strategy, *parameters)
+    for title, case in (QUICK_CASES if options.quick else CASES).items():
+        if options.case and title not in options.case:
+            continue
+        contest = measure(strategy, case, options.rounds, is_quick=options.quick)
+        numbers[title] = contest.write()
         if strategy.is_main:
-            _print_case(case, numbers[case])
+            _print_case(title, contest)
     if strategy.is_main and "DUOKA_BENCH_JSON" in os.environ:
         Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"torch_step_ms": numbers}))
 
 
-def measure(strategy, make, shape, batch: int, burst: int, repetitions: int) -> dict[str, float]:
-    """Medians in milliseconds. Contestants take turns with a burst of steps, of which the first finds cold caches."""
-    x, y = torch.randn(batch, *shape), torch.randint(0, 10, (batch,))
+def measure(strategy: Any, case: Case, num_rounds: int, *, is_quick: bool) -> paired.Contest:
+    """Run the rounds of one case. A round takes worker 0's median step of a burst."""
+    make, batch = case.make, case.batch_size
+    x, y = torch.randn(batch, *case.shape), torch.randint(0, 10, (batch,))
     half = slice(strategy.worker * batch // 2, (strategy.worker + 1) * batch // 2)
-    mine = [(x[half], y[half])] * burst
-    contestants = {
+    mine = [(x[half], y[half])] * case.num_steps
+    run = {
         "ddp": _ddp(make, mine),
-        "duoka": _duoka(make, x, y, burst),
-        "accelerate": _accelerate(make, mine),
-        "half": _plain(make, mine),
-        "fabric": _fabric(make, mine),
-        "alone": _plain(make, [(x, y)] * burst if strategy.worker == 0 else []),
+        "duoka": _duoka(make, x, y, case.num_steps),
+        "floor": _floor(make, mine, strategy._session.collective.barrier),
     }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for repetition in range(repetitions + 1):
-        for name, run_burst in contestants.items():
-            dist.barrier()
-            steps = run_burst()
-            if repetition:
-                times[name] += steps[1:]
-    medians = {name: statistics.median(values) * 1e3 for name, values in times.items() if values}
-    return medians | {"memcpy": _memcpy_ms(sum(p.numel() for p in make().parameters()))}
+    names = paired.arrange(["ddp"])
+    if not is_quick:
+        run |= {"accelerate": _accelerate(make, mine), "fabric": _fabric(make, mine)}
+        run["alone"] = _plain(make, [(x, y)] * case.num_steps if strategy.worker == 0 else [])
+        names += ["accelerate", "fabric", "alone"]
+
+    def run_burst(name: str) -> list[float]:
+        dist.barrier()
+        return run[name]() or [0.0]  # worker 1 has no steps of its own in "alone"
+
+    contest = paired.Contest.of(paired.run_rounds(names, run_burst, num_rounds))
+    if is_quick:
+        return contest
+    return paired.Contest({**contest.times, "memcpy": [_memcpy_ms(sum(p.numel() for p in make().parameters()))]})
 
 
 def _memcpy_ms(count: int) -> float:
@@ -145,6 +146,14 @@ def _new(make) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def _plain(make, batches):
     return _loop(*_new(make), batches)
+
+
+def _floor(make, batches, barrier):
+    def backward(loss: torch.Tensor) -> None:
+        loss.backward()
+        barrier()
+
+    return _loop(*_new(make), batches, backward)
 
 
 def _ddp(make, batches):
@@ -193,12 +202,15 @@ def _join_gloo(strategy) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{name}/store", 2), rank=strategy.worker, world_size=2)
 
 
-def _print_case(case: str, row: dict[str, float]) -> None:
-    print(f"{case}: " + ", ".join(f"{name} {value:.1f} ms" for name, value in row.items()))
-    cost = row["duoka"] - row["half"]
-    print("   duoka is " + ", ".join(f"{row[name] / row['duoka']:.2f}x {name}" for name in PEERS), end="; ")
-    print(f"{row['alone'] / row['duoka']:.2f}x one worker", end="; ")
-    print(f"the exchange takes {cost:.1f} ms = {cost / row['memcpy']:.1f} memcpys", flush=True)
+def _print_case(title: str, contest: paired.Contest) -> None:
+    print(f"{title}: " + ", ".join(f"{name} {contest.typical(name):.1f} ms" for name in contest.times))
+    for peer in PEERS:
+        if peer in contest.times:
+            print(f"   {peer}/duoka {contest.against(peer)}", end=";")
+    cost = contest.typical("duoka") - contest.typical("floor")
+    print(
+        f"   A/A {contest.control('ddp')}; duoka/floor {contest.in_times_of('floor')}, {cost:.1f} ms above", flush=True
+    )
 
 
 if __name__ == "__main__":
