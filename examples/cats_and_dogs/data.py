@@ -1,4 +1,4 @@
-"""Photos of cats and of dogs from a folder, or made up, as datasets of tf.data, which `fit` takes on every backend."""
+"""Images of cats and dogs, from a folder or synthetic, as `tf.data` datasets: `fit` takes them on every backend."""
 
 from pathlib import Path
 
@@ -7,18 +7,24 @@ import numpy as np
 
 
 def load_sets(directory: str | None, batch_size: int, size: int):
-    """Training set and validation set. The directory has a folder `cat` and a folder `dog` (or any two others)."""
+    """Return the training set and the validation set. The directory has one folder per class: `cat` and `dog`."""
     if directory is None:
-        return make_up(num_rows=128, batch_size=batch_size, size=size, seed=1), make_up(32, batch_size, size, seed=2)
+        return make_up(num_rows=64, batch_size=batch_size, size=size, seed=1), make_up(32, batch_size, size, seed=2)
     if not any(entry.is_dir() for entry in Path(directory).iterdir()):
-        raise SystemExit(f"{directory} has no folders of pictures; make_folder.py writes two from CIFAR-10's files.")
+        raise SystemExit(f"{directory} has no folders of images; make_folder.py writes two from CIFAR-10's files.")
     return keras.utils.image_dataset_from_directory(
-        directory, image_size=(size, size), batch_size=batch_size, validation_split=0.2, subset="both", seed=0
+        directory,
+        image_size=(size, size),
+        batch_size=batch_size,
+        validation_split=0.2,
+        subset="both",
+        seed=0,
+        verbose=False,
     )
 
 
 def make_up(num_rows: int, batch_size: int, size: int, seed: int):
-    """Noise, brighter above for the one class and below for the other."""
+    """Make noise that is brighter in the upper half for one class and in the lower half for the other."""
     import tensorflow as tf
 
     rng = np.random.default_rng(seed)

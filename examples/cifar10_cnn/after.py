@@ -1,8 +1,8 @@
-"""A CNN on CIFAR-10 on one device or on many: staircase decay, checkpoints, a throughput line every 10 steps.
+"""Train a CNN on CIFAR-10, on one device or on several: learning-rate schedule, checkpoints, images per second.
 
-python examples/cifar10_cnn/after.py                                     every card here; without one, one CPU
-duoka run --devices 4 examples/cifar10_cnn/after.py                      4 cards; without them, 4 virtual CPU devices
-duoka run --devices 4 examples/cifar10_cnn/after.py --data cifar-10-batches-bin --checkpoints saved --epochs 20
+python examples/cifar10_cnn/after.py                   all GPUs, or one CPU worker
+duoka run --devices 2 examples/cifar10_cnn/after.py    2 GPUs, or 2 virtual CPU devices
+duoka run --devices 2 examples/cifar10_cnn/after.py --data cifar-10-batches-bin --checkpoints saved --epochs 20
 """
 
 import argparse
@@ -18,15 +18,16 @@ from data import load_sets
 from model import make_model
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", help="a directory of data_batch_*.bin and test_batch*.bin, packed with gzip or not")
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--data", help="a directory of data_batch_*.bin and test_batch*.bin, gzipped or not")
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
-parser.add_argument("--decay-epochs", type=int, default=2, help="after so many epochs the learning rate is halved")
-parser.add_argument("--checkpoints", type=Path, help="a directory; one checkpoint is written each epoch")
+parser.add_argument("--decay-epochs", type=int, default=2, help="halve the learning rate after this many epochs")
+parser.add_argument("--checkpoints", type=Path, help="a directory for one checkpoint per epoch")
 options = parser.parse_args()
 
 strategy = duoka.Mirrored()
+strategy.print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 torch.manual_seed(0)
 train_set, test_set = load_sets(options.data)
 train_loader = DataLoader(train_set, options.batch_size, shuffle=True)
@@ -47,7 +48,7 @@ if options.checkpoints and (newest := max(options.checkpoints.glob("epoch-????")
 
 
 def measure(batch):
-    """Sums over the rows of a batch, each with its count."""
+    """Return sums over the samples of a batch, each with its count."""
     images, labels = batch
     scores = model(images)
     loss = functional.cross_entropy(scores, labels, reduction="sum")

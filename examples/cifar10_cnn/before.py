@@ -1,8 +1,7 @@
-"""A CNN on CIFAR-10 on one device: staircase learning-rate decay, checkpoints, a throughput line every 10 steps.
+"""Train a CNN on CIFAR-10, on one device: learning-rate schedule, checkpoints, images per second.
 
-python examples/cifar10_cnn/before.py                                          a small made-up set: runs anywhere
-python examples/cifar10_cnn/before.py --data cifar-10-batches-bin              CIFAR-10's binary version
-python examples/cifar10_cnn/before.py --checkpoints saved --epochs 20          goes on from the newest checkpoint
+python examples/cifar10_cnn/before.py
+python examples/cifar10_cnn/before.py --data cifar-10-batches-bin --checkpoints saved --epochs 20
 """
 
 import argparse
@@ -17,13 +16,14 @@ from data import load_sets
 from model import make_model
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", help="a directory of data_batch_*.bin and test_batch*.bin, packed with gzip or not")
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--data", help="a directory of data_batch_*.bin and test_batch*.bin, gzipped or not")
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
-parser.add_argument("--decay-epochs", type=int, default=2, help="after so many epochs the learning rate is halved")
-parser.add_argument("--checkpoints", type=Path, help="a directory; one checkpoint is written each epoch")
+parser.add_argument("--decay-epochs", type=int, default=2, help="halve the learning rate after this many epochs")
+parser.add_argument("--checkpoints", type=Path, help="a directory for one checkpoint per epoch")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from its binary version, or made up."""
+"""CIFAR-10 from its binary version, or synthetic images."""
 
 import gzip
 from pathlib import Path
@@ -11,13 +11,13 @@ RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue plane
 
 
 def load_sets(directory: str | None) -> tuple[Dataset, Dataset]:
-    """Training and test set.
+    """Return the training set and the test set.
 
     The directory holds CIFAR-10's binary version: `data_batch_1.bin` and so on, as many as there are, and
-    `test_batch.bin`, packed with gzip or not. Without a directory, a small set is made up: the script runs anywhere.
+    `test_batch.bin`, gzipped or not. Without a directory, the images are synthetic and few.
     """
     if directory is None:
-        return Pictures(*make_up(num_rows=1024, seed=1), flips=True), Pictures(*make_up(num_rows=256, seed=2))
+        return Pictures(*make_up(num_rows=768, seed=1), flips=True), Pictures(*make_up(num_rows=128, seed=2))
     train, test = read(Path(directory), "data_batch"), read(Path(directory), "test_batch")
     return Pictures(*train, flips=True), Pictures(*test)
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 from its binary version, or made up; and which rows a step trains on."""
+"""CIFAR-10 from its binary version, or synthetic images; and which samples a step trains on."""
 
 import gzip
 from pathlib import Path
@@ -9,13 +9,13 @@ RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue plane
 
 
 def load(directory: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures, 32 x 32 x 3 from -1 to 1, and labels. Without a directory, a small set is made up.
+    """Return images, 32 x 32 x 3 from -1 to 1, and labels. Without a directory, they are synthetic.
 
-    The directory holds CIFAR-10's binary version: `data_batch_1.bin` and so on, as many as there are, packed with gzip
+    The directory holds CIFAR-10's binary version: `data_batch_1.bin` and so on, as many as there are, gzipped
     or not.
     """
     if directory is None:
-        return make_up(num_rows=2048)
+        return make_up(num_rows=512)
     files = sorted([*Path(directory).glob("data_batch*.bin"), *Path(directory).glob("data_batch*.bin.gz")])
     if not files:
         raise SystemExit(
@@ -42,7 +42,7 @@ def make_up(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows_of_step(step: int, batch_size: int, num_rows: int) -> np.ndarray:
-    """Each epoch in an order of its own. It follows from the step alone: a restart goes on where the run was."""
+    """Shuffle each epoch differently. The order depends only on the step, so a resumed run reads the next batch."""
     epoch, place = divmod(step, num_rows // batch_size)
     order = np.random.default_rng(epoch).permutation(num_rows)
     return order[place * batch_size : (place + 1) * batch_size]

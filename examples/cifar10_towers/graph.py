@@ -1,6 +1,9 @@
-"""The same as today.py, as a graph of TensorFlow 1, for scripts that must stay one: sessions and plain variables.
+"""Train on several devices in one process, as today.py does, in a TensorFlow 1 graph with a session.
 
-python graph.py [--data DIRECTORY] [--towers 2] [--steps 200] [--checkpoints checkpoints-graph]
+python examples/cifar10_towers/graph.py
+python examples/cifar10_towers/graph.py --data cifar-10-batches-bin --towers 4 --steps 2000
+
+The script saves to `checkpoints-graph`, and resumes from the newest checkpoint there.
 """
 
 import argparse
@@ -14,14 +17,15 @@ from duoka.tensorflow import average_gradients, tower_devices
 
 tf1 = tf.compat.v1
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", help="a directory with CIFAR-10's binary version; without it, pictures are made up")
+parser.add_argument("--data", help="a directory with CIFAR-10's binary version")
 parser.add_argument("--towers", type=int, default=2)
-parser.add_argument("--batch-size", type=int, default=128, help="of all towers together")
-parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--batch-size", type=int, default=64, help="of all towers together")
+parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--checkpoints", default="checkpoints-graph")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 if options.batch_size % options.towers:
-    raise SystemExit("towers average with equal weights: let the batch size be a multiple of their number")
+    raise SystemExit("Towers average with equal weights: choose a batch size that is a multiple of their number.")
 
 devices = tower_devices(options.towers)
 images, labels = load(options.data)

@@ -1,8 +1,9 @@
-"""CIFAR-10 on towers, in one process: each device computes the gradients of its rows, their mean updates one model.
+"""Train on several devices in one process: the mean of their gradients updates one model.
 
-    python today.py [--data DIRECTORY] [--towers 2] [--steps 200] [--checkpoints checkpoints]
+python examples/cifar10_towers/today.py
+python examples/cifar10_towers/today.py --data cifar-10-batches-bin --towers 4 --steps 2000
 
-Started again, it goes on from the newest checkpoint.
+The script saves to `checkpoints`, and resumes from the newest checkpoint there.
 """
 
 import argparse
@@ -16,14 +17,15 @@ from data import load, rows_of_step
 from duoka.tensorflow import average_gradients, tower_devices
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", help="a directory with CIFAR-10's binary version; without it, pictures are made up")
+parser.add_argument("--data", help="a directory with CIFAR-10's binary version")
 parser.add_argument("--towers", type=int, default=2)
-parser.add_argument("--batch-size", type=int, default=128, help="of all towers together")
-parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--batch-size", type=int, default=64, help="of all towers together")
+parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--checkpoints", default="checkpoints")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 if options.batch_size % options.towers:
-    raise SystemExit("towers average with equal weights: let the batch size be a multiple of their number")
+    raise SystemExit("Towers average with equal weights: choose a batch size that is a multiple of their number.")
 
 devices = tower_devices(options.towers)  # first of all: logical CPUs can be made only before TensorFlow starts
 keras.utils.set_random_seed(1)

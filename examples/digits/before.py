@@ -1,4 +1,4 @@
-"""A small CNN on scikit-learn's digits, on one device.
+"""Train a small CNN on scikit-learn's digits, on one device.
 
 python examples/digits/before.py
 """
@@ -14,11 +14,12 @@ from data import load_sets
 from model import make_model
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=12)
+parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--dropout", type=float, default=0.25)
 parser.add_argument("--in-order", action="store_true", help="do not shuffle the training set")
 parser.add_argument("--weights", help="write the trained weights to this safetensors file")
 options = parser.parse_args()
+print("data: scikit-learn's digits")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

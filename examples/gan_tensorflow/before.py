@@ -1,7 +1,7 @@
-"""A generative adversarial network with two optimizers, in a TensorFlow loop of one's own, on one device.
+"""Train a GAN with two optimizers in a TensorFlow loop, on one device.
 
-python examples/gan_tensorflow/before.py --synthetic         made-up discs: runs anywhere
-python examples/gan_tensorflow/before.py --data mnist        MNIST's idx files, packed with gzip or not
+python examples/gan_tensorflow/before.py
+python examples/gan_tensorflow/before.py --data mnist
 """
 
 import argparse
@@ -12,13 +12,12 @@ from tqdm import tqdm
 from data import NOISE, load_set
 
 parser = argparse.ArgumentParser()
-source = parser.add_mutually_exclusive_group(required=True)
-source.add_argument("--data", help="a directory with train-images-idx3-ubyte.gz")
-source.add_argument("--synthetic", action="store_true", help="make pictures up")
-parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--data", help="a directory with train-images-idx3-ubyte.gz")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--rows", type=int, help="of the training set; all of them otherwise")
+parser.add_argument("--rows", type=int, help="of the training set (default: all)")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 
 tf.keras.utils.set_random_seed(0)
 layers = tf.keras.layers
@@ -57,10 +56,10 @@ def train_step(batch):
         real_loss = cross_entropy(tf.ones_like(real_output), real_output)
         fake_loss = cross_entropy(tf.zeros_like(fake_output), fake_output)
         discriminator_loss = real_loss + fake_loss
-    of_generator = generator_tape.gradient(generator_loss, generator.trainable_variables)
-    of_discriminator = discriminator_tape.gradient(discriminator_loss, discriminator.trainable_variables)
-    generator_optimizer.apply_gradients(zip(of_generator, generator.trainable_variables, strict=True))
-    discriminator_optimizer.apply_gradients(zip(of_discriminator, discriminator.trainable_variables, strict=True))
+    generator_grads = generator_tape.gradient(generator_loss, generator.trainable_variables)
+    discriminator_grads = discriminator_tape.gradient(discriminator_loss, discriminator.trainable_variables)
+    generator_optimizer.apply_gradients(zip(generator_grads, generator.trainable_variables, strict=True))
+    discriminator_optimizer.apply_gradients(zip(discriminator_grads, discriminator.trainable_variables, strict=True))
     return generator_loss, discriminator_loss
 
 

@@ -1,4 +1,4 @@
-"""Grey pictures of 28x28 pixels, MNIST's own file or made up, and the noise that goes with each batch of them."""
+"""Grey images of 28x28 pixels, MNIST's or synthetic, and the noise for each batch."""
 
 import gzip
 from pathlib import Path
@@ -14,7 +14,7 @@ def load_set(directory: str | None, batch_size: int, num_rows: int | None = None
 
     The noise is part of the batch, and not drawn in the step: so each picture has its own, however a batch is split.
     """
-    pixels = make_up(1000) if directory is None else read_pictures(Path(directory))
+    pixels = make_up(250) if directory is None else read_pictures(Path(directory))
     images = (pixels[:num_rows, :, :, np.newaxis].astype("float32") - 127.5) / 127.5
     batches = tf.data.Dataset.from_tensor_slices(images).shuffle(len(images), seed=0).batch(batch_size)
     seeds = tf.data.Dataset.random(seed=0, rerandomize_each_iteration=True).batch(2)

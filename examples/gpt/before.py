@@ -1,7 +1,7 @@
-"""A small GPT that learns to write like a text, on one device.
+"""Train a small GPT on a text, on one device.
 
-python examples/gpt/before.py                      learns this repository's licence
-python examples/gpt/before.py --text novel.txt
+python examples/gpt/before.py
+python examples/gpt/before.py --text novel.txt --epochs 20 --width 128
 """
 
 import argparse
@@ -15,14 +15,15 @@ from model import GPT
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--text", default=LICENSE, help="a file of UTF-8 text")
-parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--batch-size", type=int, default=16, help="in sequences")
 parser.add_argument("--context", type=int, default=64, help="characters per sequence")
-parser.add_argument("--width", type=int, default=128)
-parser.add_argument("--layers", type=int, default=3)
+parser.add_argument("--width", type=int, default=64)
+parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--in-order", action="store_true", help="do not shuffle the sequences")
 options = parser.parse_args()
+print(f"data: {options.text}")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

@@ -1,16 +1,18 @@
-"""A text as sequences of characters. A paragraph ends where it ends: its last sequence is filled up."""
+"""A text as sequences of characters. The last sequence of each paragraph is padded."""
 
 from pathlib import Path
 
 import torch
 from torch.utils.data import TensorDataset
 
-LICENSE = Path(__file__).parents[2] / "LICENSE"  # a text that is always here
-IGNORED = -100  # the target of a place that was filled up; cross_entropy leaves it out
+LICENSE = Path(__file__).parents[2] / "LICENSE"  # the repository has no other long text
+IGNORED = -100  # the target of padding, which cross_entropy ignores
 
 
 class Text:
     def __init__(self, path: str | Path) -> None:
+        if not Path(path).is_file():
+            raise SystemExit(f"There is no file {path}; pass a UTF-8 text file to --text.")
         self.text = Path(path).read_text(encoding="utf-8")
         self.characters = sorted(set(self.text))
         if len(self.characters) < 2:

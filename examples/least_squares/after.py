@@ -1,8 +1,8 @@
-"""The same fit by 4 replicas, on as many devices as you like.
+"""Fit a linear model with NumPy and 4 replicas, on one device or on several.
 
-python examples/least_squares/after.py                                    4 virtual devices
-duoka run --devices 1 --replicas 4 examples/least_squares/after.py        1 worker, the same bits
-duoka run --devices 2 --replicas 4 examples/least_squares/after.py        2 workers, the same bits
+python examples/least_squares/after.py                                4 virtual CPU devices
+duoka run --devices 1 --replicas 4 examples/least_squares/after.py    1 worker, bitwise identical weights
+duoka run --devices 2 --replicas 4 examples/least_squares/after.py    2 workers, bitwise identical weights
 """
 
 import hashlib
@@ -12,11 +12,12 @@ import numpy as np
 import duoka
 
 strategy = duoka.Mirrored(devices=4)
+strategy.print("data: synthetic, 1001 samples")
 
 rng = np.random.default_rng(0)
 features = rng.normal(size=(1001, 50)).astype(np.float32)
 targets = features @ rng.normal(size=50).astype(np.float32) + rng.normal(size=1001).astype(np.float32)
-shares = np.array_split(np.arange(1001), strategy.replicas)  # 251, 250, 250, 250 rows
+shares = np.array_split(np.arange(1001), strategy.replicas)  # 251, 250, 250 and 250 samples
 
 weights = np.zeros(50, np.float32)
 

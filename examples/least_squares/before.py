@@ -1,4 +1,4 @@
-"""A least-squares fit on one device, in NumPy.
+"""Fit a linear model with NumPy, on one device.
 
 python examples/least_squares/before.py
 """
@@ -7,6 +7,7 @@ import hashlib
 
 import numpy as np
 
+print("data: synthetic, 1001 samples")
 rng = np.random.default_rng(0)
 features = rng.normal(size=(1001, 50)).astype(np.float32)
 targets = features @ rng.normal(size=50).astype(np.float32) + rng.normal(size=1001).astype(np.float32)

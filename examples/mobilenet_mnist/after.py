@@ -1,11 +1,10 @@
-"""MobileNetV2 on MNIST, on one device or on many.
+"""Train MobileNetV2 on MNIST, on one device or on several.
 
-python examples/mobilenet_mnist/after.py                             every card here; without one, one CPU
-duoka run --devices 4 examples/mobilenet_mnist/after.py              4 cards; without them, 4 virtual CPU devices
-duoka run --devices 4 examples/mobilenet_mnist/after.py --data mnist --batch-size 128
+python examples/mobilenet_mnist/after.py                   all GPUs, or one CPU worker
+duoka run --devices 2 examples/mobilenet_mnist/after.py    2 GPUs, or 2 virtual CPU devices
+duoka run --devices 2 examples/mobilenet_mnist/after.py --data mnist --epochs 5
 
-BatchNorm takes its statistics from each replica's rows. With duoka.Mirrored(sync_batchnorm=True) it takes them from the
-whole batch, as on one device.
+BatchNorm uses the samples of one replica. `duoka.Mirrored(sync_batchnorm=True)` uses the whole batch.
 """
 
 import argparse
@@ -19,13 +18,14 @@ from data import load_sets
 from model import MobileNetV2
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", help="a directory of idx files, or of pictures")
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--data", help="a directory of idx files, or of images in folders train and test")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--width", type=float, default=0.5, help="of the layers; 1 is MobileNetV2 as published")
+parser.add_argument("--width", type=float, default=0.5, help="of the layers; 1 is the published MobileNetV2")
 options = parser.parse_args()
 
 strategy = duoka.Mirrored()
+strategy.print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 torch.manual_seed(0)
 train_set, test_set, num_classes = load_sets(options.data)
 train_loader = DataLoader(train_set, options.batch_size, shuffle=True, drop_last=True)
@@ -47,6 +47,6 @@ for epoch in strategy.epochs(options.epochs):
         loss = functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        mean_loss = bar.loss = strategy.mean(loss)  # over all replicas: known once they all have run
+        mean_loss = bar.loss = strategy.mean(loss)  # over all replicas; loss.item() is one replica's
     accuracy = strategy.evaluate(count_correct, test_loader)
     strategy.print(f"epoch {epoch}  loss {mean_loss:.4f}  accuracy {accuracy:.2%}")

@@ -1,8 +1,7 @@
-"""MobileNetV2 on MNIST, on one device.
+"""Train MobileNetV2 on MNIST, on one device.
 
-python examples/mobilenet_mnist/before.py                      a small made-up set: runs anywhere
-python examples/mobilenet_mnist/before.py --data mnist         MNIST's four idx files, packed with gzip or not
-python examples/mobilenet_mnist/before.py --data pictures      train/<class>/*.png and test/<class>/*.png (needs Pillow)
+python examples/mobilenet_mnist/before.py
+python examples/mobilenet_mnist/before.py --data mnist --epochs 5
 """
 
 import argparse
@@ -15,11 +14,12 @@ from data import load_sets
 from model import MobileNetV2
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", help="a directory of idx files, or of pictures")
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--data", help="a directory of idx files, or of images in folders train and test")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--width", type=float, default=0.5, help="of the layers; 1 is MobileNetV2 as published")
+parser.add_argument("--width", type=float, default=0.5, help="of the layers; 1 is the published MobileNetV2")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

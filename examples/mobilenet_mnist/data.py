@@ -1,4 +1,4 @@
-"""Images of 28x28 grey pixels in classes: MNIST's own files, a folder of pictures, or made up."""
+"""Grey images of 28x28 pixels in classes: MNIST's files, folders of images, or synthetic."""
 
 import gzip
 from pathlib import Path
@@ -11,14 +11,14 @@ PICTURES = {".png", ".jpg", ".jpeg"}
 
 
 def load_sets(directory: str | None) -> tuple[Dataset, Dataset, int]:
-    """Training set, test set and number of classes.
+    """Return the training set, the test set and the number of classes.
 
-    The directory holds either MNIST's four idx files (`train-images-idx3-ubyte` and so on, packed with gzip or not),
-    or folders `train` and `test` with one folder of PNG or JPEG files for each class. Without a directory, a small
-    set is made up: the script runs anywhere.
+    The directory holds either MNIST's four idx files (`train-images-idx3-ubyte` and so on, gzipped or not), or
+    folders `train` and `test` with one folder of PNG or JPEG files per class. Without a directory, the images are
+    synthetic and few.
     """
     if directory is None:
-        return make_up(num_rows=1024, seed=1), make_up(num_rows=256, seed=2), 10
+        return make_up(num_rows=256, seed=1), make_up(num_rows=64, seed=2), 10
     path = Path(directory)
     if any(path.glob("train-images*")):
         return read_idx_pair(path, "train"), read_idx_pair(path, "t10k"), 10

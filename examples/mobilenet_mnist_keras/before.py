@@ -1,7 +1,7 @@
-"""MobileNetV2 on a folder of MNIST pictures, on one device. KERAS_BACKEND chooses tensorflow, jax or torch.
+"""Train Keras's MobileNetV2 on images in folders, on one device. KERAS_BACKEND selects the backend.
 
-python examples/mobilenet_mnist_keras/before.py --synthetic           a small made-up set: runs anywhere
-python examples/mobilenet_mnist_keras/before.py --data pictures       train/0..9 and test/0..9 (see make_folder.py)
+python examples/mobilenet_mnist_keras/before.py
+python examples/mobilenet_mnist_keras/before.py --data images
 """
 
 import argparse
@@ -11,14 +11,13 @@ import keras
 from data import SIZE, load_sets
 
 parser = argparse.ArgumentParser()
-source = parser.add_mutually_exclusive_group(required=True)
-source.add_argument("--data", help="a directory with train/<class>/*.png and test/<class>/*.png")
-source.add_argument("--synthetic", action="store_true", help="make pictures up")
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--data", help="a directory with train/<class>/*.png and test/<class>/*.png")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--steps", type=int, help="of an epoch; all of them otherwise")
-parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is MobileNetV2 as published")
+parser.add_argument("--steps", type=int, help="per epoch (default: the whole dataset)")
+parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is the published MobileNetV2")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 
 keras.utils.set_random_seed(0)
 train_set, test_set, num_classes = load_sets(options.data, options.batch_size)

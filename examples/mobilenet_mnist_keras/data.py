@@ -1,4 +1,4 @@
-"""Pictures in classes: read from a folder with Pillow, whatever backend Keras runs on, or made up."""
+"""Images in classes: read from folders with Pillow, on every Keras backend, or synthetic."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ PICTURES = {".png", ".jpg", ".jpeg"}
 
 
 def load_sets(directory: str | None, batch_size: int) -> tuple[keras.utils.PyDataset, keras.utils.PyDataset, int]:
-    """Training set, test set and number of classes.
+    """Return the training set, the test set and the number of classes.
 
     The directory has folders `train` and `test` with one folder of PNG or JPEG files for each class (MNIST: 0 to 9).
-    Without a directory, a small set is made up.
+    Without a directory, the images are synthetic.
     """
     if directory is None:
-        train, test = MadeUp(1024, seed=1), MadeUp(256, seed=2)
+        train, test = MadeUp(192, seed=1), MadeUp(64, seed=2)
         return Batches(train, batch_size, shuffle=True), Batches(test, batch_size, shuffle=False), 10
     path = Path(directory)
     if not (path / "train").is_dir() or not (path / "test").is_dir():

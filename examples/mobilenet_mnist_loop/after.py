@@ -1,10 +1,10 @@
-"""MobileNetV2 on a folder of MNIST pictures, in a TensorFlow loop of one's own, on one device or on many.
+"""Train MobileNetV2 in a TensorFlow loop, on one device or on several.
 
-python examples/mobilenet_mnist_loop/after.py --synthetic                      every card here; without one, one CPU
-duoka run --devices 2 examples/mobilenet_mnist_loop/after.py --synthetic       2 cards, or 2 virtual CPU devices
-duoka run --devices 2 examples/mobilenet_mnist_loop/after.py --data pictures
+python examples/mobilenet_mnist_loop/after.py                   all GPUs, or one CPU worker
+duoka run --devices 2 examples/mobilenet_mnist_loop/after.py    2 GPUs, or 2 virtual CPU devices
+duoka run --devices 2 examples/mobilenet_mnist_loop/after.py --data images
 
-BatchNorm takes its statistics from each replica's rows: the losses are near those of one device, not equal to them.
+BatchNorm uses the samples of one replica, so losses are close to those of one device, not equal.
 """
 
 import argparse
@@ -15,17 +15,16 @@ import duoka
 from data import SIZE, load_set
 
 parser = argparse.ArgumentParser()
-source = parser.add_mutually_exclusive_group(required=True)
-source.add_argument("--data", help="a directory with train/<class>/*.png")
-source.add_argument("--synthetic", action="store_true", help="make pictures up")
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--data", help="a directory with train/<class>/*.png")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is MobileNetV2 as published")
+parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is the published MobileNetV2")
 options = parser.parse_args()
 
 tf.keras.utils.set_random_seed(0)
 train_set, num_classes = load_set(options.data, options.batch_size)
 strategy = duoka.Mirrored()
+strategy.print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 train_set = strategy.distribute_dataset(train_set)
 
 # Defining the model
@@ -40,6 +39,7 @@ with strategy.scope():
     y = tf.keras.layers.Dense(num_classes, activation="softmax")(y)
     model = tf.keras.models.Model(inputs=x, outputs=y)
     optimizer = tf.keras.optimizers.Adam(0.001)
+    optimizer.build(model.trainable_variables)  # otherwise TensorFlow traces the step again
 
 # Defining the loss and the metric
 with strategy.scope():

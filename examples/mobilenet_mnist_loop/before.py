@@ -1,7 +1,7 @@
-"""MobileNetV2 on a folder of MNIST pictures, in a TensorFlow loop of one's own, on one device.
+"""Train MobileNetV2 in a TensorFlow loop, on one device.
 
-python examples/mobilenet_mnist_loop/before.py --synthetic           a small made-up set: runs anywhere
-python examples/mobilenet_mnist_loop/before.py --data pictures       train/0..9 (mobilenet_mnist_keras/make_folder.py)
+python examples/mobilenet_mnist_loop/before.py
+python examples/mobilenet_mnist_loop/before.py --data images
 """
 
 import argparse
@@ -12,13 +12,12 @@ from tqdm import tqdm
 from data import SIZE, load_set
 
 parser = argparse.ArgumentParser()
-source = parser.add_mutually_exclusive_group(required=True)
-source.add_argument("--data", help="a directory with train/<class>/*.png")
-source.add_argument("--synthetic", action="store_true", help="make pictures up")
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--data", help="a directory with train/<class>/*.png")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is MobileNetV2 as published")
+parser.add_argument("--width", type=float, default=1.0, help="of the layers; 1 is the published MobileNetV2")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic images; pass --data for real files'}")
 
 tf.keras.utils.set_random_seed(0)
 train_set, num_classes = load_set(options.data, options.batch_size)
@@ -34,6 +33,7 @@ y = tf.keras.layers.Dense(512)(y)
 y = tf.keras.layers.Dense(num_classes, activation="softmax")(y)
 model = tf.keras.models.Model(inputs=x, outputs=y)
 optimizer = tf.keras.optimizers.Adam(0.001)
+optimizer.build(model.trainable_variables)  # otherwise TensorFlow traces the step again
 
 # Defining the loss and the metric
 loss_object = tf.keras.losses.CategoricalCrossentropy(reduction="none")

@@ -1,4 +1,4 @@
-"""Pictures in classes as datasets of tf.data, with labels as rows of zeros and a one: from a folder, or made up."""
+"""Images in classes as a `tf.data` dataset with one-hot labels: from a folder, or synthetic."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ SIZE = 32  # pixels; MobileNetV2 halves them five times
 
 
 def load_set(directory: str | None, batch_size: int) -> tuple[tf.data.Dataset, int]:
-    """The training set, without a rest, and the number of classes.
+    """Return the training set, without a partial last batch, and the number of classes.
 
-    The directory has a folder `train` with one folder of pictures for each class (MNIST: 0 to 9). Without a directory,
-    a small set is made up.
+    The directory has a folder `train` with one folder of images per class (MNIST: 0 to 9). Without a directory, the
+    images are synthetic.
     """
-    rows, num_classes = make_up(1024) if directory is None else read_folder(Path(directory) / "train")
+    rows, num_classes = make_up(192) if directory is None else read_folder(Path(directory) / "train")
     # BatchNorm would take the statistics of a few pictures for those of all.
     batches = rows.batch(batch_size, drop_remainder=True)
     return batches.map(lambda pixels, labels: (pixels / 127.5 - 1, labels)).prefetch(2), num_classes
@@ -23,7 +23,7 @@ def load_set(directory: str | None, batch_size: int) -> tuple[tf.data.Dataset, i
 
 def read_folder(path: Path) -> tuple[tf.data.Dataset, int]:
     if not path.is_dir():
-        raise SystemExit(f"{path} is no folder; ../mobilenet_mnist_keras/make_folder.py writes it from MNIST's files.")
+        raise SystemExit(f"{path} is not a folder; examples/mobilenet_mnist_keras/make_folder.py writes one.")
     pictures = keras.utils.image_dataset_from_directory(
         path, label_mode="categorical", image_size=(SIZE, SIZE), batch_size=None, seed=0, verbose=False
     )

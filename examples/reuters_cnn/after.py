@@ -1,8 +1,8 @@
-"""Topics of Reuters newswires, on one device or on many. KERAS_BACKEND chooses between tensorflow, jax and torch.
+"""Classify Reuters newswires with Keras, on one device or on several. KERAS_BACKEND selects the backend.
 
-python examples/reuters_cnn/after.py --synthetic                        every card here; without one, one CPU
-duoka run --devices 2 examples/reuters_cnn/after.py --synthetic         2 cards; without them, 2 virtual CPU devices
-duoka run --devices 2 examples/reuters_cnn/after.py --data ~/.keras/datasets
+python examples/reuters_cnn/after.py                   all GPUs, or one CPU worker
+duoka run --devices 2 examples/reuters_cnn/after.py    2 GPUs, or 2 virtual CPU devices
+duoka run --devices 2 examples/reuters_cnn/after.py --data ~/.keras/datasets --epochs 10
 """
 
 import argparse
@@ -14,12 +14,10 @@ from data import load_sets, make_dataset
 from model import compile_model, create_model
 
 parser = argparse.ArgumentParser()
-source = parser.add_mutually_exclusive_group(required=True)
-source.add_argument("--data", help="a directory with reuters.npz or reuters_flat.npz")
-source.add_argument("--synthetic", action="store_true", help="make rows up")
-parser.add_argument("--epochs", type=int, default=10)
+parser.add_argument("--data", help="a directory with reuters.npz or reuters_flat.npz")
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--steps", type=int, help="of an epoch; all of them otherwise")
+parser.add_argument("--steps", type=int, help="per epoch (default: the whole dataset)")
 options = parser.parse_args()
 
 keras.utils.set_random_seed(0)
@@ -28,6 +26,7 @@ train_set = make_dataset(train, options.batch_size, shuffle=True)
 test_set = make_dataset(test, options.batch_size, shuffle=False)
 
 strategy = duoka.Mirrored()
+strategy.print(f"data: {options.data or 'synthetic newswires; pass --data for real files'}")
 with strategy.scope():
     model = create_model(num_words=int(train[0].max()) + 1, num_topics=46)
     model = compile_model(model)

@@ -1,7 +1,7 @@
-"""Topics of Reuters newswires, on one device. KERAS_BACKEND chooses between tensorflow, jax and torch.
+"""Classify Reuters newswires with Keras, on one device. KERAS_BACKEND selects the backend.
 
-python examples/reuters_cnn/before.py --synthetic                  a small made-up set: runs anywhere
-python examples/reuters_cnn/before.py --data ~/.keras/datasets     where Keras has put reuters.npz
+python examples/reuters_cnn/before.py
+python examples/reuters_cnn/before.py --data ~/.keras/datasets --epochs 10
 """
 
 import argparse
@@ -12,13 +12,12 @@ from data import load_sets, make_dataset
 from model import compile_model, create_model
 
 parser = argparse.ArgumentParser()
-source = parser.add_mutually_exclusive_group(required=True)
-source.add_argument("--data", help="a directory with reuters.npz or reuters_flat.npz")
-source.add_argument("--synthetic", action="store_true", help="make rows up")
-parser.add_argument("--epochs", type=int, default=10)
+parser.add_argument("--data", help="a directory with reuters.npz or reuters_flat.npz")
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--steps", type=int, help="of an epoch; all of them otherwise")
+parser.add_argument("--steps", type=int, help="per epoch (default: the whole dataset)")
 options = parser.parse_args()
+print(f"data: {options.data or 'synthetic newswires; pass --data for real files'}")
 
 keras.utils.set_random_seed(0)
 train, test = load_sets(options.data)

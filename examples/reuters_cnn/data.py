@@ -1,4 +1,4 @@
-"""Newswires as rows of word numbers, and their topics: Keras's Reuters file, or made up."""
+"""Newswires as sequences of word numbers, with their topics: Keras's Reuters file, or synthetic."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 def load_sets(directory: str | None) -> tuple[Rows, Rows]:
-    """Training and test rows, by the 80 % split that Keras makes. Without a directory they are made up."""
+    """Return training and test samples, split 80:20 as Keras does. Without a directory, they are synthetic."""
     if directory is None:
-        return make_up(num_rows=1024, seed=1), make_up(num_rows=256, seed=2)
+        return make_up(num_rows=512, seed=1), make_up(num_rows=128, seed=2)
     newswires, topics = read(Path(directory))
     order = np.arange(len(newswires))
     np.random.RandomState(113).shuffle(order)
@@ -38,7 +38,7 @@ def read(directory: Path) -> tuple[list[np.ndarray], np.ndarray]:
 
         file = npz_utils.load_npz(str(packed))
         return [np.array(words, "int32") for words in file["x"]], file["y"]
-    raise SystemExit(f"{directory} has neither reuters.npz nor reuters_flat.npz; --synthetic needs no data.")
+    raise SystemExit(f"{directory} has neither reuters.npz nor reuters_flat.npz.")
 
 
 def make_up(num_rows: int, seed: int) -> Rows:

@@ -12,7 +12,7 @@ import pytest
 from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, Run, start, wait_until
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LEAVES = ("torchinductor_",)
 
 SCRIPT = """
@@ -118,7 +118,6 @@ slow = Path""",
     assert (tmp_path / "model.pt").exists() and "value" in ended.out
 
 
-@pytest.mark.slow
 def test_another_one_that_is_lost_at_its_end_leaves_nothing_missing(tmp_path):
     script = SCRIPT.replace('print("hash"', 'if strategy.worker == 1: os.kill(os.getpid(), 9)\nprint("hash"')
     ended = start(tmp_path, script, "alone", program=DUOKA_RUN).finish(START_S, LEAVES)

@@ -12,7 +12,7 @@ import pytest
 from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, PYTHON, Ended, start
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LEAVES = ("torchinductor",)  # an empty folder of PyTorch's
 PROGRAM = (*DUOKA_RUN, "--devices", "2")  # which need not import PyTorch once more, to know
 
@@ -123,7 +123,6 @@ def test_a_gan_with_sync_batchnorm_that_loses_its_main_worker_goes_back_to_the_b
     assert WHO.format(0, 6) + "and go back to the checkpoint of step 4 (1 of at most 3 times)." in ended.said()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batchnorm", "gan"])
 def test_a_loss_in_a_step_that_cannot_be_done_again_ends_with_the_bits_of_a_calm_run(kind, tmp_path):
     calm = train(tmp_path / "calm", kind)
@@ -163,7 +162,6 @@ def test_two_that_differ_go_back_to_where_they_were_equal_and_to_the_bits_of_a_c
     assert "replicas were last equal at step 4; what was saved after it may hold wrong values" in ended.err
 
 
-@pytest.mark.slow
 def test_two_that_differ_again_at_once_end_the_run_and_one_started_by_hand_goes_on_from_where_they_agreed(
     calm, tmp_path
 ):
@@ -220,7 +218,6 @@ TENSORFLOW = """
     """
 
 
-@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_gan_of_tensorflow_goes_back_to_the_bits_of_a_calm_run(tmp_path):
     ends = []
@@ -274,7 +271,6 @@ def lives_of(directory: Path) -> list[int]:
     return [path.stat().st_size for path in sorted(directory.glob("lives-*"))]
 
 
-@pytest.mark.slow
 def test_a_run_goes_back_three_times_and_then_ends_with_the_loss(tmp_path):
     ended = run_plain(tmp_path / "three", resume=True, deaths=3)
     assert ended.code == 0 and lives_of(tmp_path / "three") == [4, 4], ended.err
@@ -285,7 +281,6 @@ def test_a_run_goes_back_three_times_and_then_ends_with_the_loss(tmp_path):
     assert ended.err.count("Traceback") == 1 and "WorkerLost: worker 1 (cpu:0/v1) was lost in call" in ended.err
 
 
-@pytest.mark.slow
 def test_without_checkpoints_to_resume_from_a_loss_ends_the_run_as_ever(tmp_path):
     for name, given in (("none", {}), ("not resumed", {"resume": False})):
         ended = run_plain(tmp_path / name, deaths=1, **given)
@@ -313,7 +308,6 @@ def test_a_signal_while_a_run_goes_back_ends_it(number, tmp_path):
     assert ended.code == 128 + number and "finished" not in ended.out, ended.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("worker", [0, 1])
 def test_what_a_lost_worker_had_counted_in_a_loop_of_the_users_own_is_counted_once_more(worker, tmp_path):
     calm = train(tmp_path / "calm", "counted")

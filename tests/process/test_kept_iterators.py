@@ -16,7 +16,7 @@ from duoka.strategies.borders import Borders
 from tests.limits import START_S
 from tests.process.test_torch_capture import Setting, run_from
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 def walk_pairs(run: Setting, pairs) -> None:

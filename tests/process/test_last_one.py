@@ -7,7 +7,7 @@ import pytest
 from tests.limits import START_S
 from tests.process.scripts import DUOKA_RUN, run
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LEAVES = ("torchinductor_",)
 
 SCRIPT = """

@@ -19,7 +19,7 @@ from duoka.frameworks.torch.adapter import TorchAdapter
 from duoka.strategies.borders import Borders
 from duoka.strategies.strategy import Options
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 class Stop(Exception):

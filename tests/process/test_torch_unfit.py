@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.scripts import Ended, start
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 SCRIPT = """
     import hashlib, os, signal, sys, time
@@ -118,7 +118,6 @@ def test_what_a_script_keeps_by_itself_ends_the_one_that_has_come_back_alone(how
     assert found[how] in ended.log(1)
 
 
-@pytest.mark.slow
 def test_evaluations_that_depend_on_what_the_script_keeps_end_the_one_that_has_come_back_alone(tmp_path):
     calm, ended = train(tmp_path / "calm", "calm averaged"), train(tmp_path / "struck", "averaged")
     assert ended.code == 0, ended.err
@@ -128,7 +127,6 @@ def test_evaluations_that_depend_on_what_the_script_keeps_end_the_one_that_has_c
     assert ended.out == calm.out and calm.out.count("average") == 4
 
 
-@pytest.mark.slow
 def test_an_error_that_all_come_by_is_still_the_users_own(tmp_path):
     ended = train(tmp_path, "a row")
     assert ended.code == 1, ended.err
