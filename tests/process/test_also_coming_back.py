@@ -168,6 +168,7 @@ def check(tmp_path: Path, script: str, kind: str, stop_at: int, kill_at: int) ->
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop_at", "kill_at"),
     [

@@ -240,6 +240,7 @@ def test_all_but_one_are_lost_and_come_back(tmp_path):
     check(Story(4, 5, "small", tuple(Strike(worker, "step 2") for worker in (0, 1, 3)), joins=3), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("moment", ["at the border", "giving", "given"])
 def test_a_member_killed_while_another_one_joins_changes_no_bit(size, moment, tmp_path):
@@ -249,6 +250,7 @@ def test_a_member_killed_while_another_one_joins_changes_no_bit(size, moment, tm
         assert sum("was ended by SIGKILL" in line for line in said) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment, size",
     [
@@ -300,6 +302,7 @@ def test_an_error_in_a_newcomers_script_is_a_line_and_never_the_end_of_the_run(t
     assert said[-1] == "worker 1 (cpu:0/v1) has been started again 3 times; the run goes on without it."
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_past_its_deadlines_is_killed_and_replaced(tmp_path):
     strike = Strike(1, "step 3", number=signal.SIGSTOP)
     said = check(Story(3, 4, "large", (strike,), deadline_s=1.5), tmp_path)
@@ -311,6 +314,7 @@ def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_sp
     assert "worker 1 (cpu:0/v1) had come back, and was not done when the others were" in said[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_one_that_computes_other_numbers_in_its_first_step_ends_alone_and_they_do_not_count(
@@ -352,6 +356,7 @@ def test_without_memory_for_the_comparison_a_newcomer_joins_all_the_same(tmp_pat
     assert [(each["sha256"], each["witnessed"]) for each in launched.results.values()] == [(expected, [])] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize(
     "strike, mistake",
@@ -380,6 +385,7 @@ DEEDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [3, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("deed", list(DEEDS))
 def test_one_that_has_come_back_and_does_not_fit_ends_alone_with_one_line(deed, num_workers, tmp_path):
@@ -464,6 +470,7 @@ def write_story(seed: int, *, stops: bool = False) -> Story:
     return replace(story, strikes=struck, deadline_s=0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))])
 def test_workers_that_come_back_and_die_again_at_random_moments_change_no_bit(block, tmp_path):
     for seed in range(10 * block, 10 * block + 10):

@@ -17,7 +17,11 @@ from tests.process.results import read_result
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "keras_scenarios.py"
-BACKENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("tensorflow", "jax", "torch")]
+BACKENDS = [
+    pytest.param("tensorflow", marks=[pytest.mark.tensorflow]),
+    pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.slow]),
+    pytest.param("torch", marks=[pytest.mark.torch]),
+]
 # How near to one device: with one more rounding per replica nothing is equal in bits.
 NUMBERS = {
     "sgd_briefly": 1e-5,

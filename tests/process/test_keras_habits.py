@@ -17,7 +17,7 @@ from tests.process.scripts import DUOKA_RUN, Ended, Run
 SCRIPT = Path(__file__).parent / "keras_habits.py"
 # PyTorch starts fastest; the others are part of the full matrix.
 BACKENDS = [
-    pytest.param("torch", marks=[pytest.mark.torch]),
+    pytest.param("torch", marks=[pytest.mark.torch, pytest.mark.slow]),
     pytest.param("tensorflow", marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.slow]),
 ]

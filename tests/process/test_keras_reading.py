@@ -21,7 +21,7 @@ FULL = [
     pytest.param(("tensorflow", 3), marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     pytest.param(("jax", 3), marks=[pytest.mark.jax, pytest.mark.slow]),
 ]
-CASES = [pytest.param(("torch", 2, *FEW), marks=[pytest.mark.torch]), *FULL]
+CASES = [pytest.param(("torch", 2, *FEW), marks=[pytest.mark.torch, pytest.mark.slow]), *FULL]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 

@@ -84,6 +84,7 @@ def check_against_plain(backend: str, num_workers: int, num_replicas: int, *name
         assert ours[name].get("average_off", 0) <= 1e-6, f"{name}: the average is not that of the weights"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS_BY_SPEED)
 def test_steps_that_exchange_in_their_middle_train_to_the_numbers_of_plain_fit(backend):
     check_against_plain(backend, 2, 3, *QUICK)

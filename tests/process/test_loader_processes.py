@@ -109,6 +109,7 @@ STRUCK = """
     """
 
 
+@pytest.mark.slow
 def test_one_that_the_system_kills_is_a_loss_and_not_an_error_of_the_script(tmp_path):
     calm, ended = (run(tmp_path, STRUCK, kind, timeout_s=START_S, leaves=LEAVES) for kind in ("calm", "killed"))
     assert (tmp_path / "struck").exists()

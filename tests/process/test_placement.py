@@ -247,6 +247,7 @@ duoka.device("gpu:2", soft_placement=False).__enter__()
     assert "Here are: cpu:0." in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_first_block_of_the_documentation_runs_as_printed(tmp_path):
     page = (HERE.parents[1] / "docs" / "placement.md").read_text()

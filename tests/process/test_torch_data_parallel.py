@@ -34,6 +34,7 @@ def run(num_devices: int) -> dict:
     return read_result(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_script_for_data_parallel_trains_to_the_numbers_of_one_device(num_devices):
     plain, ours = run(0), run(num_devices)

@@ -143,6 +143,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim, how", CASES)
 def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_calm_run(victim, how, calm, tmp_path):
     ended = end(begin(tmp_path, victim, how))
