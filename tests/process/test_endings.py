@@ -74,6 +74,7 @@ def test_an_exception_on_one_worker_before_it_joins_ends_the_run(tmp_path):
     assert ended.err.count("Traceback") == 1
 
 
+@pytest.mark.slow
 def test_a_very_long_message_arrives_with_its_beginning_and_its_end(tmp_path):
     ended = run(tmp_path, ends("raise ValueError('first ' + '多卡' * 50_000 + ' last')"))
     assert ended.code == 1
@@ -82,6 +83,7 @@ def test_a_very_long_message_arrives_with_its_beginning_and_its_end(tmp_path):
     assert ended.err.count("Traceback") == 1
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_although_a_thread_keeps_its_worker_from_ending(tmp_path):
     ended = run(tmp_path, ends("threading.Thread(target=time.sleep, args=[600]).start(); raise KeyError('lost key')"))
     assert ended.code == 1
@@ -89,6 +91,7 @@ def test_a_failure_is_told_although_a_thread_keeps_its_worker_from_ending(tmp_pa
     assert "did not end in time" not in ended.err  # there is an error to be read, and this is not it
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_although_the_script_has_closed_all_descriptors(tmp_path):
     ended = run(tmp_path, ends("os.closerange(3, 256); raise KeyError('lost key')"))
     assert ended.code == 1
@@ -208,6 +211,7 @@ def test_a_crash_in_native_code_on_all_workers_ends_with_its_signal(tmp_path):
     assert ended.err.splitlines()[-1].endswith("was ended by SIGSEGV; no worker is left.")
 
 
+@pytest.mark.slow
 def test_a_worker_that_crashes_after_the_others_have_finished_is_mentioned(tmp_path):
     source = """
         import ctypes, time
@@ -281,6 +285,7 @@ def test_ctrl_c_while_workers_start_shows_no_traceback_of_theirs(tmp_path, delay
     assert "Traceback" not in ended.err and "KeyboardInterrupt" not in ended.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_until_sixty_four_workers_have_started(tmp_path):
     going = start(tmp_path, "import duoka\nduoka.Mirrored(devices=64).barrier()\nimport time\ntime.sleep(600)")
     going.wait_for("; logs in ")
@@ -325,6 +330,7 @@ time.sleep(600)
     assert lines[-1] == "duoka: SIGINT: 2 workers asked to end; once more kills them at once."
 
 
+@pytest.mark.slow
 def test_workers_that_ignore_ctrl_c_are_killed_after_the_grace_period(tmp_path):
     source = (
         WAITING
@@ -360,6 +366,7 @@ def test_ctrl_c_twice_ends_at_once_what_does_not_listen(tmp_path):
     assert ended.code == 130
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_survives_the_terminal(tmp_path):
     going = start(tmp_path, WAITING + "time.sleep(1)\nprint('finished')", program=["nohup", *PYTHON])
     going.wait_for("ready")
@@ -368,6 +375,7 @@ def test_a_run_under_nohup_survives_the_terminal(tmp_path):
     assert ended.code == 0 and "finished" in ended.out
 
 
+@pytest.mark.slow
 def test_a_screen_that_nobody_reads_does_not_keep_a_run_from_ending(tmp_path):
     source = (
         WAITING
@@ -439,6 +447,7 @@ def guardian_of(going) -> int:
     return guardian
 
 
+@pytest.mark.slow
 def test_kill_9_of_one_worker_ends_what_it_started(tmp_path):
     source = (
         WAITING
@@ -491,6 +500,7 @@ def test_the_data_loaders_of_all_workers_end_with_the_run(tmp_path, number):
     going.check_files(leaves=["pymp-"])  # of multiprocessing itself
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["nobody", "worker", "supervisor"])
 def test_what_python_itself_would_remove_from_shared_memory_is_removed(tmp_path, victim):
     """A script that forgets to unlink: multiprocessing's tracker does it, if it is left the time."""
@@ -516,6 +526,7 @@ time.sleep(30 if sys.argv[1] == "supervisor" else 0.2)
         assert going.finish().code == 0
 
 
+@pytest.mark.slow
 def test_a_killed_guardian_is_not_missed(tmp_path):
     going = start(tmp_path, WAITING + "time.sleep(1)")
     going.wait_for("ready")

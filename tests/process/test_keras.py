@@ -20,7 +20,7 @@ SCRIPT = HERE / "keras_scenarios.py"
 BACKENDS = [
     pytest.param("tensorflow", marks=[pytest.mark.tensorflow]),
     pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.slow]),
-    pytest.param("torch", marks=[pytest.mark.torch]),
+    pytest.param("torch", marks=[pytest.mark.torch, pytest.mark.slow]),
 ]
 # How near to one device: with one more rounding per replica nothing is equal in bits.
 NUMBERS = {

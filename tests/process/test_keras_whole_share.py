@@ -105,6 +105,7 @@ def test_statistics_of_each_worker_are_not_those_of_one_device(backend):
     assert max(_largest(ours["weights"][key], plain["weights"][key]) for key in plain["weights"]) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS_BY_SPEED)
 def test_another_learning_rate_on_one_worker_is_seen_behind_a_loss_scale(backend):
     result = run(backend, 2, 3, *QUICK)["different_rates"]

@@ -84,6 +84,7 @@ def torch(on_two_workers):
     return on_two_workers("torch_placement.py")
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_device_count_makes_logical_cpus_and_their_names_lead_there(tensorflow):
     for facts in tensorflow[0]:
@@ -93,6 +94,7 @@ def test_device_count_makes_logical_cpus_and_their_names_lead_there(tensorflow):
     assert 'duoka: device_count={"GPU": 1}: 0 GPUs here' in tensorflow[1]
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_what_is_not_here_or_another_worker_s_is_said_once_or_an_error(tensorflow):
     facts, said = tensorflow
@@ -108,6 +110,7 @@ def test_what_is_not_here_or_another_worker_s_is_said_once_or_an_error(tensorflo
         assert f"Here are: cpu:0/v{worker}." in other
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_fit_logs_one_table_of_variables_and_operations(tensorflow):
     facts, said = tensorflow
@@ -133,6 +136,7 @@ def test_a_loop_that_runs_once_in_a_graph_is_shown_at_the_end_and_counted(tmp_pa
     assert any("MatMul" in of for (what, _), (of, _) in table.items() if what == "operations")
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_loop_s_step_is_shown_where_it_ran_and_not_where_it_was_requested(tensorflow):
     facts, said = tensorflow
@@ -145,6 +149,7 @@ def test_a_loop_s_step_is_shown_where_it_ran_and_not_where_it_was_requested(tens
     assert "gpu" not in " ".join(device for _, device in own.values())
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_loop_with_variables_on_two_devices_trains_and_shows_them(tensorflow):
     facts, said = tensorflow
@@ -154,6 +159,7 @@ def test_a_loop_with_variables_on_two_devices_trains_and_shows_them(tensorflow):
     assert run["variable", "near:0"][1] == "cpu:0/v0"
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_memory_limit_of_the_strategy_is_real_and_growth_has_no_meaning_on_a_cpu(tensorflow):
     facts, said = tensorflow
@@ -189,6 +195,7 @@ duoka.Mirrored(device_count={"CPU": 3})
     assert "TensorFlow has no memory limits for logical CPUs: cpu:0/v0, cpu:0/v1" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_torch_loop_logs_one_table_of_parameters_and_modules(torch):
     facts, said = torch
@@ -200,6 +207,7 @@ def test_a_torch_loop_logs_one_table_of_parameters_and_modules(torch):
     assert [each["hooks"] for each in facts] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_torch_makes_what_is_made_inside_on_the_device_that_takes_the_place(torch):
     facts, said = torch
@@ -211,6 +219,7 @@ def test_torch_makes_what_is_made_inside_on_the_device_that_takes_the_place(torc
     assert said.count("gpu:3 is not here") == 2, "each worker names its own device"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_fraction_of_the_memory_is_held_to_and_logical_cpus_have_no_meaning(torch):
     facts, said = torch

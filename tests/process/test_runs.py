@@ -352,6 +352,7 @@ def test_lines_of_other_workers_are_prefixed_and_folded_when_equal(tmp_path):
     assert sorted(ended.log(1).splitlines()) == ["everybody says this", "everybody warns", "not the first"]
 
 
+@pytest.mark.slow
 def test_fifty_megabytes_pass_unchanged_and_quickly(tmp_path):
     source = """
         import sys
@@ -455,6 +456,7 @@ def test_more_workers_than_the_system_can_start_is_one_clear_error(tmp_path):
     assert "Too many open files" in ended.err and "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_torch_draws_equal_numbers_on_all_workers_from_the_moment_it_is_imported(tmp_path):
     source = """

@@ -55,6 +55,7 @@ def test_a_second_signal_to_the_same_worker_ends_the_run_at_once(tmp_path):
     assert ended.code == 143, ended.err
 
 
+@pytest.mark.slow
 def test_steps_that_take_longer_than_the_deadline_are_waited_for_and_saved(tmp_path):
     run = start(tmp_path, workers=2, replicas=2, directory="../saved", every_steps=1000, seconds=1.5, deadline_s=1)
     run.wait_for("did 2 ", timeout_s=START_S)

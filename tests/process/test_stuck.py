@@ -94,6 +94,7 @@ def test_a_worker_that_sleeps_for_ever_is_lost_and_its_stack_is_shown(tmp_path, 
     assert loss.endswith("and was killed; 2 workers go on (generation 1).")
 
 
+@pytest.mark.slow
 def test_native_code_that_sleeps_with_the_interpreter_locked_is_seen_and_lost(tmp_path, reference):
     """No Python code can run in that worker: its stack is written by C code in a signal handler."""
     ended = run(tmp_path, steps("ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"), "strike")
@@ -102,6 +103,7 @@ def test_native_code_that_sleeps_with_the_interpreter_locked_is_seen_and_lost(tm
     assert len(told_of(ended)) == 2 and "was stuck" in told_of(ended)[-1]
 
 
+@pytest.mark.slow
 def test_work_of_the_main_worker_alone_that_only_sleeps_is_named_with_what_to_do(tmp_path):
     source = """
         import time
@@ -272,6 +274,7 @@ def test_two_workers_that_are_stopped_at_once_are_both_killed(calm):
     assert sum("was stopped (SIGSTOP)" in line for line in said) == 2
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_that_is_reaped_late_is_not_told_as_stuck(calm, monkeypatch):
     """On a busy machine it is looked at again before its death is seen, and does not look stopped any more."""
     wait, seen = Crew.wait, {}
@@ -286,6 +289,7 @@ def test_a_stopped_worker_that_is_reaped_late_is_not_told_as_stuck(calm, monkeyp
     assert sum("worker 1 (cpu:0/v1) was stopped (SIGSTOP)" in line for line in said) == 1, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deadline_s", "busy_s"), [(1.5, 3.0), pytest.param(DEADLINE_S, 3 * DEADLINE_S, marks=pytest.mark.slow)]
 )
@@ -306,6 +310,7 @@ def test_a_survivor_that_hangs_when_another_is_lost_is_lost_too(calm):
     assert said[0].endswith("2 workers go on (generation 1).") and said[-1].endswith("1 worker goes on (generation 2).")
 
 
+@pytest.mark.slow
 def test_two_workers_that_sleep_in_the_same_place_one_after_the_other_end_the_run():
     """The main worker's part goes to the next one when it is lost, and would end one worker after the other."""
 

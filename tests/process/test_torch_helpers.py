@@ -185,6 +185,7 @@ def test_others_wait_for_a_long_save_beyond_the_usual_deadline(tmp_path):
     assert "worker 0 (cpu:0/v0) was stuck" in ended.err
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_save_is_followed_by_another_one(tmp_path):
     script = training(
         """
@@ -294,6 +295,7 @@ def test_the_main_worker_runs_a_block_first_and_the_others_after_it(tmp_path):
     assert ended.facts() == {w: {"found": w > 0, "content": "data"} for w in range(3)}
 
 
+@pytest.mark.slow
 def test_a_block_that_fails_on_the_main_worker_fails_on_all(tmp_path):
     script = """
         import json, os, sys, time, duoka
