@@ -121,18 +121,18 @@ class Contest:
         return statistics.median(self._all(name))
 
     def against(self, peer: str) -> Spread:
-        """The peer's time in Duoka's: above 1, Duoka is faster. A round counts both bursts of the peer."""
-        theirs = self.times[peer]
-        if again(peer) in self.times:
-            theirs = [(a + b) / 2 for a, b in zip(theirs, self.times[again(peer)], strict=True)]
-        return _spread(theirs, self.times[OURS])
+        """The peer's time in Duoka's: above 1, Duoka is faster. Each burst of the peer is a ratio of its own.
+
+        Noise makes bursts slower, never faster: a mean of two would be hit more often than the one it is compared with.
+        >>> times = {"ddp": [10.0, 10.0, 13.0], "ddp again": [13.0, 10.0, 10.0], OURS: [10.0, 10.0, 10.0]}
+        >>> Contest(times).against("ddp").median
+        1.0
+        """
+        return Spread.of(self._ratios(peer, OURS))
 
     def in_times_of(self, name: str, what: str = OURS) -> Spread:
         """The time of `what` (Duoka's) in that of a contestant: `duoka/floor`, `duoka/plain`."""
-        below = self.times[name]
-        if again(name) in self.times:
-            below = [(a + b) / 2 for a, b in zip(below, self.times[again(name)], strict=True)]
-        return _spread(self.times[what], below)
+        return Spread.of([1 / ratio for ratio in self._ratios(name, what)])
 
     def above_floor(self) -> float:
         """The median of Duoka's time less that of the floor in the same round: the cost of the exchange."""
@@ -147,6 +147,10 @@ class Contest:
         kinds = {name: name.rstrip("0123456789").rstrip() for name in self.times if not name.endswith(" again")}
         found = [name for name, kind in kinds.items() if name in peers or kind in peers]
         return min(found, key=self.typical) if found else None
+
+    def _ratios(self, name: str, what: str) -> list[float]:
+        bursts = [self.times[each] for each in (name, again(name)) if each in self.times]
+        return [a / b for burst in bursts for a, b in zip(burst, self.times[what], strict=True)]
 
     def _all(self, name: str) -> list[float]:
         return [*self.times[name], *self.times.get(again(name), [])]

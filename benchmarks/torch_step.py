@@ -12,6 +12,7 @@ exchange would leave. "alone" is the plain step on the whole batch on one worker
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -50,13 +51,14 @@ CASES = {
     "MobileNetV2 at 32x32, PyTorch, global batch 64": Case(models.make_mobilenet, (3, 32, 32), 64, 2),
     "transformer, 163 tensors, 1.75 MB, global batch 8": Case(models.make_transformer, (16, 16), 8, 8),
 }
-RESNET_QUICK = "ResNet-18 at 32x32, global batch 16"
+RESNET_QUICK = "ResNet-18 at 32x32, global batch 8"
 QUICK_CASES = {
     (RESNET_QUICK if case.make is models.make_resnet else title): (
-        Case(case.make, case.shape, 16, 1) if case.make is models.make_resnet else case
+        Case(case.make, case.shape, 8, 1) if case.make is models.make_resnet else case
     )
     for title, case in CASES.items()
 }
+BURST_S = 0.2  # of --quick
 PEERS = ("ddp", "accelerate", "fabric")
 
 
@@ -84,6 +86,8 @@ def main() -> None:
 def measure(strategy: Any, case: Case, num_rounds: int, *, is_quick: bool) -> paired.Contest:
     """Run the rounds of one case. A round takes worker 0's median step of a burst."""
     make, batch = case.make, case.batch_size
+    if is_quick:
+        case = dataclasses.replace(case, num_steps=_count_steps(case))
     x, y = torch.randn(batch, *case.shape), torch.randint(0, 10, (batch,))
     half = slice(strategy.worker * batch // 2, (strategy.worker + 1) * batch // 2)
     mine = [(x[half], y[half])] * case.num_steps
@@ -106,6 +110,14 @@ def measure(strategy: Any, case: Case, num_rounds: int, *, is_quick: bool) -> pa
     if is_quick:
         return contest
     return paired.Contest({**contest.times, "memcpy": [_memcpy_ms(sum(p.numel() for p in make().parameters()))]})
+
+
+def _count_steps(case: Case) -> int:
+    """So many that a burst takes a fifth of a second, on a slow machine too; the same on both workers."""
+    batches = [(torch.randn(case.batch_size // 2, *case.shape), torch.zeros(case.batch_size // 2).long())] * 3
+    wanted = torch.tensor([BURST_S / min(_plain(case.make, batches)())])
+    dist.broadcast(wanted, 0)
+    return max(1, min(case.num_steps, round(wanted.item())))
 
 
 def _memcpy_ms(count: int) -> float:

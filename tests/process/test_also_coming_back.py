@@ -55,7 +55,7 @@ def train(scale):
         if strategy.step == kill_at and strategy.worker == 1 and not is_newcomer:
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while strategy.step == kill_at + 4 and not ready.exists() and time.monotonic() < end:
             time.sleep(0.02)
         if kill_at > 0:
@@ -126,7 +126,7 @@ def train(scale):
         if strategy.step == kill_at and strategy.worker == 1 and not is_newcomer:
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while strategy.step == kill_at + 4 and not ready.exists() and time.monotonic() < end:
             time.sleep(0.02)
         if kill_at > 0:

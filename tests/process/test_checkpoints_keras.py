@@ -41,7 +41,6 @@ def kill_all(run: Run) -> None:
     assert ended.code == 137 and "no worker is left" in ended.err, ended.err
 
 
-@pytest.mark.slow
 @pytest.mark.torch
 def test_a_second_fit_whose_workers_are_all_killed_goes_on_to_the_bits_of_a_calm_one(tmp_path):
     calm_run = start(tmp_path / "other", "torch", log="calm", workers=1, epochs=3)

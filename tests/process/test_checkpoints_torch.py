@@ -80,7 +80,6 @@ def newest(directory: Path) -> Path:
     return max((directory / "saved").glob("step-*"))
 
 
-@pytest.mark.slow
 def test_runs_that_are_ended_in_every_way_go_on_to_the_bits_of_a_calm_one(tmp_path):
     calm_run = start(tmp_path / "calm", workers=2)
     given = {"directory": "../saved", "seconds": 0.1}

@@ -194,7 +194,7 @@ def test_verify_compares_runs_that_lost_their_main_worker_and_runs_that_part(tmp
     assert [check["step"] for check in checks] == [0, 4, 8, 12]
     assert [check["workers"] for check in checks] == [[0, 1], [0, 1], [0, 1], [1]]
     assert [check["generation"] for check in checks] == [0, 0, 0, 1]
-    assert all(0 < check["seconds"] < 5 and check["share"] > 0 for check in checks)
+    assert all(check["seconds"] > 0 and check["share"] > 0 for check in checks)
 
     assert verify(tmp_path / "equal", calm_run, struck) == (0, "equal: 4 steps checked in both, from 0 to 12")
     code, text = verify(tmp_path / "parted", calm_run, other)

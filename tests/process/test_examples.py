@@ -19,13 +19,13 @@ from tests.limits import START_S
 from tests.process.at_once import at_once
 from tests.process.scripts import DUOKA_RUN, PYTHON, Run
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(3 * START_S)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAVES = ["torchinductor_"]  # PyTorch's own, made by its optimizers
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # so small, they are not faster with more, and tests may run side by side
 
 
-def run(directory: Path, command: tuple[str, ...], script: str, *options: str, timeout_s: float = 60) -> str:
+def run(directory: Path, command: tuple[str, ...], script: str, *options: str, timeout_s: float = START_S) -> str:
     """What a script printed. It has ended well, in time, and left nothing behind but its logs."""
     going = Run(directory, [*command, str(EXAMPLES / script), *options], ONE_THREAD)
     ended = going.finish(timeout_s, leaves=LEAVES)

@@ -20,6 +20,7 @@ from duoka.runtime.launch import Launched, launch
 from duoka.runtime.worker import attachment
 from duoka.session import _join
 from tests.conftest import check_remains, plan_for, remains
+from tests.limits import START_S
 from tests.process.test_exactly_once import SIZES, gradient
 
 STEPS, WAITS = 60, 10  # at step 10 the members wait until a newcomer is about to come, at 20 for a second one, ...
@@ -176,7 +177,7 @@ def _begin_life(directory: Path, worker: int) -> int:
 
 
 def _wait_for_newcomers(directory: Path, num: int) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + START_S
     while len(list(directory.glob("ready-*"))) < num:
         assert time.monotonic() < end, "no newcomer has come"
         time.sleep(0.005)

@@ -81,7 +81,6 @@ def test_four_replicas_end_with_the_same_bits_on_any_number_of_workers(num_worke
     assert {name: r["sha256"] for name, r in together.items()} == {name: r["sha256"] for name, r in alone.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 8))])
 def test_replicas_train_to_the_numbers_of_the_plain_script(num_replicas):
     _compare(run(0, 0, *NUMBERS), run(1, num_replicas, *NUMBERS), NUMBERS)

@@ -91,13 +91,14 @@ def test_a_machine_that_slows_down_does_not_change_a_paired_ratio():
     assert (ratio.median, ratio.low, ratio.high) == (1.5, 1.5, 1.5)
 
 
-def test_both_bursts_of_the_peer_count():
+def test_each_burst_of_the_peer_is_a_ratio_of_its_own():
     import paired
 
-    contest = paired.Contest({"ddp": [10.0] * 3, "ddp again": [14.0] * 3, "duoka": [6.0] * 3})
-    assert contest.against("ddp").median == 2.0
-    assert contest.in_times_of("ddp").median == 0.5
-    assert contest.typical("ddp") == 12.0
+    contest = paired.Contest({"ddp": [10.0] * 3, "ddp again": [15.0] * 3, "duoka": [6.0] * 3})
+    assert contest.against("ddp").median == pytest.approx((10 / 6 + 15 / 6) / 2)
+    assert contest.in_times_of("ddp").median == pytest.approx((6 / 10 + 6 / 15) / 2)
+    assert contest.against("ddp").count == contest.in_times_of("ddp").count == 6
+    assert contest.typical("ddp") == 12.5
 
 
 @pytest.mark.parametrize(("second", "is_noise"), [(10.2, False), (10.5, True), (9.5, True)])
@@ -115,7 +116,7 @@ def test_the_quick_row_has_as_many_cells_as_its_header():
     row = paired.quick_row("a case", contest, "ddp")
     assert row.count("|") == paired.QUICK_HEADER.splitlines()[0].count("|")
     assert row == (
-        "| a case, against ddp | 1.31 | 1.26 to 1.36 | 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00)"
+        "| a case, against ddp | 1.31 | 1.25 to 1.38 | 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00)"
         " | ddp 10.5, duoka 8, floor 4, duoka - floor 4 ms |"
     )
 
@@ -158,7 +159,7 @@ def test_numbers_of_before_the_rounds_show_no_range_and_new_ones_do():
     new |= {"ddp again": new["ddp"], "duoka": [50.0, 50.0], "floor": [40.0, 40.0]}
     numbers["torch_step_ms"] = dict.fromkeys((run.MLP_16, run.MLP_128, run.RESNET), new)
     row = _row(run, numbers, f"{run.MLP_16}, against ddp")
-    assert (row.measured, row.control) == ("2.10x (2.02 to 2.18)", "1.00")
+    assert (row.measured, row.control) == ("2.10x (2.00 to 2.20)", "1.00")
     known = json.loads(run.NUMBERS.read_text())
     assert "| floor |" in run.make_results(known, numbers, run.make_rows(numbers))
 

@@ -20,3 +20,11 @@ def list_devices() -> list[Device]:
         Device(device.platform.lower(), index, title=f"{device.device_kind} seen by JAX")
         for index, device in enumerate(others)
     ]
+
+
+def count_gpus() -> tuple[int, str]:
+    """How many JAX sees, and what to say if it is none. JAX is started for it: this is asked when training begins."""
+    try:
+        return len(jax.local_devices(backend="gpu")), ""
+    except RuntimeError as error:  # no such backend
+        return 0, f"this JAX ({jax.__version__}) has no GPU backend: {error}"

@@ -35,6 +35,7 @@ from duoka.frameworks.keras.steps import Progress
 from duoka.frameworks.keras.trainings import Trainings
 from duoka.frameworks.placement_log import make_placement_log
 from duoka.frameworks.telling import Telling
+from duoka.frameworks.unseen import refuse_unseen
 from duoka.strategies.strategy import Options
 
 _TRIED = "3.15."  # other versions may work: a good part of what is hooked into is not public
@@ -234,6 +235,7 @@ _made: list[weakref.ref[KerasAdapter]] = []
 
 
 def make_adapter(collective: Collective, seed: int, device: Device, options: Options) -> KerasAdapter:
+    refuse_unseen(keras.backend.backend(), device)
     adapter = KerasAdapter(collective, device, options)
     _made.append(weakref.ref(adapter))
     if collective.joining is not None and len(_made) > 1:

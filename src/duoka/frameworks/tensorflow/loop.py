@@ -38,6 +38,7 @@ from duoka.frameworks.tensorflow.state import Trained
 from duoka.frameworks.tensorflow.step_placement import log_step_placement
 from duoka.frameworks.tensorflow.turns import Progress, Turns
 from duoka.frameworks.tensorflow.values import is_each
+from duoka.frameworks.unseen import refuse_unseen
 from duoka.strategies.borders import Borders
 from duoka.strategies.strategy import Options
 
@@ -308,6 +309,7 @@ def _name_of(function: Any) -> str:
 
 
 def make_loop(collective: Collective, strategy: Any, device: Device, options: Options) -> Loop:
+    refuse_unseen("tensorflow", device)
     log = make_placement_log(collective, device, options)
     sync_batchnorm, check_every = options.sync_batchnorm, options.check_every
     return Loop(

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from duoka.devices.device import Device
-from duoka.errors import DeviceError
+from duoka.frameworks.unseen import refuse_unseen
 
 
 def list_devices() -> list[Device]:
@@ -30,20 +30,17 @@ def _count_accelerators() -> tuple[str, int]:
 
 
 @cache
-def _refuse_without_cuda(device: Device) -> None:
-    """A GPU that the driver lists may be one that this build of PyTorch cannot use."""
-    if torch.cuda.device_count() == 0:
-        build = "CUDA" if torch.version.cuda else "ROCm" if torch.version.hip else "CPUs only"
-        raise DeviceError(
-            f"PyTorch does not see {device}.",
-            why=f"this PyTorch ({torch.__version__}) is built for {build}.",
-            do="install a PyTorch build for this GPU and driver. To train on the CPU, set CUDA_VISIBLE_DEVICES=-1.",
-        )
+def count_gpus() -> tuple[int, str]:
+    """How many PyTorch sees, and what to say if it is none."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return 0, f"this PyTorch ({torch.__version__}) is built for CPUs only."
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return torch.cuda.device_count(), f"its {build} does not start with the driver of this machine."
 
 
 def native(device: Device, *, is_only_card: bool) -> torch.device:
     """Where PyTorch computes for this worker. A worker that sees its own card only sees it as the first one."""
     if device.kind != "gpu":
         return torch.device("cpu")
-    _refuse_without_cuda(device)
+    refuse_unseen("torch", device)
     return torch.device("cuda", 0 if is_only_card else device.index)
