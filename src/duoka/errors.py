@@ -10,6 +10,7 @@ DuokaError                  what happened, why, what to do
 ├── WorkerLost              a worker died and its part cannot be made up for
 ├── WorkerLeft              a worker finished its script while others wait for it
 ├── WorkerFailed            another worker's code raised where this one waited for it
+├── ReplicaFailed           the function of a replica on another worker raised
 ├── CannotJoin              a worker in the place of a lost one whose script does not fit to the run
 ├── CheckpointError         a state that cannot be saved, or a file that cannot be loaded
 │   └── CheckpointDamaged   files that are not what Duoka has written          (exit code 65)
@@ -72,6 +73,10 @@ class WorkerLeft(DuokaError):
 
 
 class WorkerFailed(DuokaError):
+    pass
+
+
+class ReplicaFailed(DuokaError):
     pass
 
 

@@ -146,6 +146,43 @@ class Mirrored(Loops, Saving):
             return self._loop_of_strategy.weigh(loss, count)
         return loss if self._adapter is None else self._adapter.weigh(loss, count)
 
+    def backward(self, function: Callable[..., Any], *args: Any, scaler: Any = None, check: bool = True) -> Any:
+        """Add the gradient of the mean over the global batch to `p.grad`, and return that mean.
+
+        The function computes the loss of one replica's samples; it may run several times, on any worker. Everything
+        outside of it runs once per global batch on every worker.
+
+            def loss_of(x, y):
+                return F.cross_entropy(model(x), y)
+
+            for batch in strategy.batches(loader):
+                optimizer.zero_grad()
+                loss = strategy.backward(loss_of, batch)
+                optimizer.step()
+
+        Tensors, arrays and lists among the arguments are the global batch, equal on all workers, and are cut by
+        samples. The function returns a mean over samples, or terms of `strategy.weigh`; with metrics,
+        `(loss, metrics)`, the call returns a pair as well. `scaler` is a GradScaler. `check=False` leaves out the
+        checks of the first call.
+        """
+        return self._function_style().backward(function, args, scaler, check)
+
+    def batches(self, loader: Any) -> Any:
+        """The global batches of a loader, each as a handle for `strategy.backward`: len(batch), .index, .epoch."""
+        return self._function_style().batches(loader)
+
+    def rows(self, tensor: Any) -> Any:
+        """One row per sample: returned as a metric, it comes back whole and in batch order on every worker."""
+        return self._function_style().rows(tensor)
+
+    def _function_style(self) -> Any:
+        if self._adapter is None or not hasattr(self._adapter, "backward"):
+            raise MismatchError(
+                "strategy.backward, .batches and .rows are for PyTorch models that were prepared.",
+                do="call model, optimizer, loader = strategy.prepare(model, optimizer, loader) first.",
+            )
+        return self._adapter
+
     def accumulate(self, num_batches: int) -> None:
         """Update the weights with every k-th global batch only, and with the last one of a loader.
 

@@ -29,6 +29,11 @@ from duoka.frameworks.torch.course import Course
 from duoka.frameworks.torch.determinism import use_deterministic_kernels
 from duoka.frameworks.torch.devices import native
 from duoka.frameworks.torch.evaluation import Evaluation
+from duoka.frameworks.torch.function.batches import Batches
+from duoka.frameworks.torch.function.call import Calls
+from duoka.frameworks.torch.function.evaluation import Evaluator
+from duoka.frameworks.torch.function.style import Styles
+from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
@@ -79,6 +84,12 @@ class TorchAdapter:
             self._contributions,
             lambda: learning_rates(self._optimizers),
         )
+        self._styles = Styles(collective, self.options.borders, self.tell_once)
+        self._calls = Calls(
+            collective, Trained(collective, self._models, self._optimizers), device, seed, self.tell_once, self.checks
+        )
+        self._evaluator = Evaluator(collective, self._models, device, seed, self.tell_once, self._calls.inside)
+        self._batches: dict[int, Batches] = {}  # by the user's loader
         self._newcomers = Newcomers(collective.joining, self)
         self._course = Course(
             collective,
@@ -91,6 +102,7 @@ class TorchAdapter:
             self.checks,
             self.tell_once,
             is_synced=self.options.sync_batchnorm,
+            at_draw=self.choose_plain,
             at_start=self._begin_loop,
             at_end=self.trail.end_pass,
             at_border=self._come_by_border,
@@ -118,13 +130,42 @@ class TorchAdapter:
             self.options.borders.also,
         )
         self._module_watch = None if placement_log is None else ModuleWatch(placement_log)
+        self._has_run_closure = False
+        if self.loop.is_managed:
+            watch_steps(self._look_before_step)
+
+    # Plain style: what it intercepts is intercepted when the first plain loop begins, not before.
+
+    def choose_plain(self) -> None:
+        """A plain loop over a prepared loader begins."""
+        if not self._styles.is_plain:
+            self._styles.choose_plain()
+            self._engage()
+
+    def _engage(self) -> None:
+        for number, optimizer in enumerate(self._optimizers, start=1):
+            self._engage_optimizer(optimizer, number)
+        for number, scheduler in enumerate(self._parts.schedulers, start=1):
+            self._engage_scheduler(scheduler, number)
+        for number, scaler in enumerate(self._parts.scalers, start=1):
+            self._engage_scaler(scaler, number)
         if self.loop.is_managed:
             self._start_managing()
+        self._course.rescan()
+
+    def _engage_optimizer(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        self._refuse_parameters_of_others(optimizer)
+        prepare_optimizer(optimizer, self.loop, f"optimizer {number}", self._check_before_step)
+
+    def _engage_scheduler(self, scheduler: Any, number: int) -> None:
+        hold_back(scheduler, ("step",), self.loop, f"scheduler {number}")
+
+    def _engage_scaler(self, scaler: Any, number: int) -> None:
+        hold_back(scaler, ("unscale_", "step", "update"), self.loop, f"scaler {number}")
 
     def _start_managing(self) -> None:
         self.loop.is_managed = True
         listen_to_backward(self.gradients)
-        watch_steps(self._refuse_strangers)
         if self.options.sync_batchnorm and not self.loop.runs_whole_shares:
             self.loop.runs_whole_shares = True
             sync_batch_norm(self.loop, self._collective)
@@ -146,7 +187,8 @@ class TorchAdapter:
         ordered = sorted(objects, key=lambda thing: not isinstance(thing, nn.Module))
         results = {id(thing): self._prepare_one(thing) for thing in ordered}
         self._prepared.update({id(thing): thing for thing in (*objects, *results.values())})
-        self._course.rescan()
+        if self._styles.is_plain:
+            self._course.rescan()
         return [results[id(thing)] for thing in objects]
 
     def _tell_if_late(self, objects: Sequence[Any]) -> None:
@@ -175,11 +217,13 @@ class TorchAdapter:
             return loader
         if isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
             self._parts.add("schedulers", thing)
-            hold_back(thing, ("step",), self.loop, f"scheduler {len(self._parts.schedulers)}")
+            if self._styles.is_plain:
+                self._engage_scheduler(thing, len(self._parts.schedulers))
             return thing
         if isinstance(thing, torch.amp.GradScaler):
             self._parts.add("scalers", thing)
-            hold_back(thing, ("unscale_", "step", "update"), self.loop, f"scaler {len(self._parts.scalers)}")
+            if self._styles.is_plain:
+                self._engage_scaler(thing, len(self._parts.scalers))
             return thing
         raise MismatchError(
             f"A {type(thing).__name__} cannot be prepared.",
@@ -196,22 +240,55 @@ class TorchAdapter:
         return model
 
     def _prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Parameters that it alone holds are prepared with it: a temperature, an embedding of its own."""
+        if strangers := self._list_parameters_of_others(optimizer):
+            held = nn.ParameterList(strangers)
+            check_devices(held, self.device)
+            held.to(self.device)
+            agree_on_start(held, self._collective)
+        self._parts.add("optimizers", optimizer)
+        if self._styles.is_plain:
+            self._engage_optimizer(optimizer, len(self._optimizers))
+        return optimizer
+
+    def _list_parameters_of_others(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         known = {id(p) for model in self._models for p in model.parameters()}
-        strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
-        if strangers:
+        return [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+
+    def _refuse_parameters_of_others(self, optimizer: torch.optim.Optimizer) -> None:
+        if strangers := self._list_parameters_of_others(optimizer):
             raise MismatchError(
                 f"The optimizer holds {len(strangers)} parameters of no prepared model (shape"
                 f" {tuple(strangers[0].shape)} first).",
                 why="their gradients would never be exchanged.",
-                do="prepare the model whose parameters the optimizer was made with, in the same call or before.",
+                do="prepare the model whose parameters the optimizer was made with, or train by strategy.backward.",
             )
-        self._parts.add("optimizers", optimizer)
-        prepare_optimizer(optimizer, self.loop, f"optimizer {len(self._optimizers)}", self._check_before_step)
-        return optimizer
 
-    def _refuse_strangers(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _look_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before any optimizer steps: one on a prepared model whose gradients nobody has exchanged is found here."""
+        if self._styles.is_function or not self.loop.is_managed:
+            return
+        if not self._styles.is_plain:
+            if not self._holds_prepared(optimizer):
+                return
+            if _has_closure(args, kwargs) and not self._has_run_closure:
+                self._has_run_closure = True  # which may call strategy.backward: the next step will tell
+                return
+            self._styles.choose_plain()
+            self._engage()
+            if any(optimizer is known for known in self._optimizers):
+                self.gradients.note_gradients()
+                self._check_before_step(optimizer)
+                return
+        self._refuse_strangers(optimizer)
+
+    def _holds_prepared(self, optimizer: Any) -> bool:
+        known = {id(p) for model in self._models for p in model.parameters()}
+        return any(id(p) in known for group in optimizer.param_groups for p in group["params"])
+
+    def _refuse_strangers(self, optimizer: Any) -> None:
         """An optimizer that was not prepared would step in every body, or on one replica's gradient."""
-        if any(optimizer is known for known in self._optimizers) or not self.loop.is_managed:
+        if any(optimizer is known for known in self._optimizers):
             return
         if self.gradients.holds_any(optimizer):
             self.loop.is_interrupted = True
@@ -238,7 +315,7 @@ class TorchAdapter:
 
     @property
     def step(self) -> int:
-        return self.loop.step
+        return self._calls.number if self._styles.is_function else self.loop.step
 
     @property
     def batch(self) -> int:
@@ -270,7 +347,8 @@ class TorchAdapter:
             )
         self.gradients.accumulation = Accumulation(num_batches)
         if num_batches > 1 and not self.loop.is_managed:
-            self._start_managing()
+            self.loop.is_managed = True
+            self.choose_plain() if not self._styles.is_plain else self._start_managing()
             self._course.rescan()
 
     @property
@@ -377,6 +455,8 @@ class TorchAdapter:
 
     def weigh(self, loss: torch.Tensor, count: Any) -> torch.Tensor:
         """The loss is a mean over `count` things (tokens), or, with None, a sum: gradients are weighted accordingly."""
+        if self._calls.is_inside:
+            return self._calls.weigh(loss, count)
         with self.loop.noting_errors():
             return self._weigh(loss, count)
 
@@ -410,6 +490,7 @@ class TorchAdapter:
 
     def contribute(self, kind: str, value: Any, count: Any) -> Pending | None:
         """Inside a body: hand in this replica's number. None outside of bodies."""
+        self._styles.refuse_number(kind)
         body = self.loop.body
         if body is None:
             return None
@@ -426,9 +507,44 @@ class TorchAdapter:
             given = weighed(value, rows if body.rows else 0)
         return self._contributions.add(body.replica, given, _KINDS[kind])
 
+    # Function style.
+
+    def backward(self, function: Any, args: Sequence[Any], scaler: Any, check: bool) -> Any:
+        self._styles.choose_function()
+        return self._calls.backward(function, args, scaler, learning_rates(self._optimizers), check=check)
+
+    def batches(self, loader: Any) -> Batches:
+        """The global batches of a loader as handles; the same object for the same loader."""
+        plain = loader.unprepared if isinstance(loader, PreparedLoader) else loader
+        if not isinstance(plain, DataLoader):
+            raise MismatchError(
+                f"strategy.batches cannot split a {type(loader).__name__}.",
+                do="pass a DataLoader, prepared or not; batches of your own go to strategy.backward as tensors.",
+            )
+        if id(plain) not in self._batches:
+            begin = self._styles.choose_function
+            self._batches[id(plain)] = Batches(plain, self._collective, self.loop.seed, self.device, begin)
+        return self._batches[id(plain)]
+
+    def rows(self, tensor: Any) -> Any:
+        return self._calls.rows(tensor)
+
     def evaluate(self, function: Any, loader: Any) -> Any:
         """sum / count of the pairs that the function returns, over the batches of all replicas."""
-        return self.evaluation.evaluate(function, loader)
+        if self._styles.is_plain or self.options.borders.is_state_wanted:
+            return self.evaluation.evaluate(function, loader)
+        plain = loader.unprepared if isinstance(loader, PreparedLoader) else loader
+        if not isinstance(plain, DataLoader):
+            raise MismatchError(
+                f"strategy.evaluate cannot split a {type(loader).__name__}.",
+                do="give it a DataLoader, prepared or not.",
+            )
+        return self._evaluator.evaluate(function, plain)
+
+
+def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Of the arguments of an optimizer's step; the first one is the optimizer."""
+    return any(callable(arg) for arg in (*args[1:], *kwargs.values()))
 
 
 def _without_none(values: list[Any]) -> list[Any]:

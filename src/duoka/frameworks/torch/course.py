@@ -56,6 +56,7 @@ class Course:
         tell_once: Callable[[str], None],
         *,
         is_synced: bool,
+        at_draw: Callable[[], None],
         at_start: Callable[[], None],
         at_end: Callable[[], None],
         at_border: Callable[[Callable[[], None]], None],
@@ -70,6 +71,7 @@ class Course:
         self._models, self._optimizers, self._checks = models, optimizers, checks
         self.tell_once = tell_once
         self._is_synced = is_synced
+        self.choose_plain = at_draw
         self._at_start, self._at_end, self._at_border, self._is_saved = at_start, at_end, at_border, is_saved
         self._newcomers, self.begin_pass = newcomers, newcomers.begin_pass
         self._signature: tuple[Any, ...] = ()

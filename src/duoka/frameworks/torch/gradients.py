@@ -91,6 +91,10 @@ class Gradients:
 
         return hook
 
+    def note_gradients(self) -> None:
+        """Gradients that are there before anything was watched: nobody has exchanged them."""
+        self._not_exchanged = {index for index, p in enumerate(self._parameters) if p.grad is not None}
+
     def watch_buffers(self) -> None:
         """A body begins: whoever changes a buffer that does not travel is noticed."""
         self._statistics.watch_still()

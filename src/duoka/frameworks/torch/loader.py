@@ -36,6 +36,10 @@ _END = object()
 class Hooks(Protocol):
     """What a loader tells about the loop, and asks of it."""
 
+    def choose_plain(self) -> None:
+        """A plain loop begins: it may be the first one, or one that does not fit to the rest of the script."""
+        ...
+
     def is_evaluating(self) -> bool: ...
 
     @property
@@ -114,6 +118,7 @@ class PreparedLoader(Ending):
 
     def __iter__(self) -> Iterator[Any]:
         self.batches_before = 0
+        self._hooks.choose_plain()
         if self._hooks.is_evaluating():
             return self._evaluate()
         self._check_batch_size()

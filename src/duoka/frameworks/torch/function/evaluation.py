@@ -1,0 +1,203 @@
+"""`strategy.evaluate`: metrics over a whole loader, shared between replicas, the same bits on any number of workers.
+
+Batch i of the loader belongs to replica i modulo R, and is evaluated as a whole. What the loader draws is what
+`for batch in loader` would draw.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from duoka.collectives.collective import Collective
+from duoka.data.seeds import derive
+from duoka.errors import MismatchError
+from duoka.frameworks.torch.function import arguments
+from duoka.frameworks.torch.function.extras import exchange_metrics
+from duoka.frameworks.torch.function.first_call import in_eval_mode
+from duoka.frameworks.torch.function.returned import ALONE, Measured, Rows, combine
+from duoka.frameworks.torch.function.shares import EvaluationReader, ShareLoader
+from duoka.frameworks.torch.generators import capture_generators, restore_generators
+from duoka.frameworks.torch.loader_processes import start
+from duoka.frameworks.torch.nested import map_tensors
+from duoka.frameworks.torch.randomness import seeded
+
+Function = Callable[..., Any]
+_DO = "return (sum, count), strategy.rows(tensor), or a dictionary of them: the same names and shapes for every batch."
+
+
+class Evaluator:
+    """All evaluations of one strategy."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        models: Sequence[nn.Module],
+        device: torch.device,
+        seed: int,
+        tell: Callable[..., None],
+        inside: Callable[[], Any],
+    ) -> None:
+        self._collective, self._models, self._device, self._seed = collective, models, device, seed
+        self._tell, self._inside = tell, inside
+        self._number = 0
+        self._readers: dict[int, Any] = {}  # by loader
+
+    def evaluate(self, function: Function, loader: DataLoader[Any]) -> Any:
+        self._number += 1
+        with torch.no_grad(), in_eval_mode(self._models):
+            return self._evaluate(function, loader)
+
+    def _evaluate(self, function: Function, loader: DataLoader[Any]) -> Any:
+        reader = self._reader_of(loader)
+        reader.begin(self._number)
+        totals: dict[int, _Totals] = {}
+        begin = time.monotonic()
+        self._add_up(function, reader, self._collective.replicas, totals)
+        seconds = time.monotonic() - begin
+
+        def measure(replica: int) -> Measured | None:
+            if replica not in totals:  # the replica of a lost worker
+                self._add_up(function, reader, (replica,), totals)
+            return totals[replica].measured
+
+        if self._collective.num_replicas == 1:
+            measured = totals[0].measured
+            answer = (
+                None if measured is None else combine(measured.kinds, measured.numbers, measured.rows, self._device)
+            )
+        else:
+            # Whoever has harder batches, or a lost replica's, takes longer by a part of what these took.
+            answer = exchange_metrics(
+                self._collective,
+                f"strategy.evaluate {self._number}",
+                reader.num_samples,
+                measure,
+                self._device,
+                reader.places,
+                lambda: 3.0 * math.ceil(seconds),
+            )
+            self._collective.end_step()
+        if answer is None:
+            self._tell("strategy.evaluate: the loader gave no batch, so the answer is NaN")
+            return math.nan
+        return answer
+
+    def _reader_of(self, loader: DataLoader[Any]) -> Any:
+        if id(loader) not in self._readers:
+            is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+            if is_stream or self._collective.num_replicas == 1:
+                self._readers[id(loader)] = _WholeReader(loader, self._collective.num_replicas)
+            else:
+                shares = ShareLoader(loader, self._collective, self._seed)
+                self._readers[id(loader)] = EvaluationReader(shares, loader, self._collective.num_replicas)
+        return self._readers[id(loader)]
+
+    def _add_up(self, function: Function, reader: Any, replicas: Sequence[int], totals: dict[int, _Totals]) -> None:
+        totals.update({replica: _Totals() for replica in replicas})
+        takes_one = _takes_one(function)
+        is_alone = self._collective.num_replicas == 1
+        for replica, number, batch in reader.read(replicas):
+            self._collective.work_on(self._number, (replica,))
+            batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            parts = list(batch) if type(batch) in (tuple, list) else [batch]
+            seed = nullcontext() if is_alone else seeded(derive("evaluation", self._seed, self._number, number))
+            with seed, self._inside():
+                returned = function(batch) if takes_one else function(*parts)
+            totals[replica].add(returned, reader.size_of(number))
+
+
+class _Totals:
+    """The metrics of one replica, so far."""
+
+    def __init__(self) -> None:
+        self.measured: Measured | None = None
+
+    def add(self, returned: Any, num_samples: int | None) -> None:
+        named = returned if isinstance(returned, dict) else {ALONE: returned}
+        for name, metric in named.items():
+            if not isinstance(metric, Rows) and not (isinstance(metric, tuple | list) and len(metric) == 2):
+                raise MismatchError(
+                    f"The function given to strategy.evaluate returned a {type(metric).__name__}"
+                    f"{f' for {name!r}' if name else ''}, not a sum and a count.",
+                    why="means of batches of different sizes cannot be put together again.",
+                    do=_DO,
+                )
+        rows = [metric for metric in named.values() if isinstance(metric, Rows)]
+        count = num_samples if num_samples is not None else len(rows[0].tensor) if rows else 0
+        new = Measured.of(named, count)
+        if self.measured is None:
+            self.measured = new
+            return
+        if new.kinds != self.measured.kinds:
+            raise MismatchError(
+                "The function given to strategy.evaluate returned different things for different batches.",
+                why=f"{[kind.name or 'a pair' for kind in self.measured.kinds]} and"
+                f" {[kind.name or 'a pair' for kind in new.kinds]}",
+                do=f"{_DO} Where there is nothing to count, return (0, 0).",
+            )
+        rows_so_far = [np.concatenate(pair) for pair in zip(self.measured.rows, new.rows, strict=True)]
+        self.measured = Measured(new.kinds, self.measured.numbers + new.numbers, rows_so_far)
+
+
+class _WholeReader:
+    """Reads every batch: with one replica, and of streams. After a loss it reads again, from the same random state."""
+
+    def __init__(self, loader: DataLoader[Any], num_replicas: int) -> None:
+        self._loader, self._num_replicas = loader, num_replicas
+        self._sizes: list[int] = []
+        self._state: Any = None
+
+    def begin(self, number: int) -> None:
+        self._sizes, self._state = [], None
+
+    def read(self, replicas: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
+        if self._num_replicas == 1:
+            yield from ((0, number, batch) for number, batch in enumerate(start(self._loader)))
+            return
+        is_again, now = self._state is not None, capture_generators()
+        if is_again:
+            restore_generators(self._state)
+        else:
+            self._state = now
+        sizes = []
+        for number, batch in enumerate(start(self._loader)):
+            parts = batch if type(batch) in (tuple, list) else [batch]
+            sizes.append(arguments.count_samples(parts) or 0)
+            if number % self._num_replicas in replicas:
+                yield number % self._num_replicas, number, batch
+        self._sizes = sizes
+        if is_again:
+            restore_generators(now)
+
+    def size_of(self, number: int) -> int | None:
+        return None  # a function's rows have to be as many as it says
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self._sizes)
+
+    def places(self, replica: int) -> list[range]:
+        starts = np.concatenate([[0], np.cumsum(self._sizes)]).astype(int).tolist()
+        batches = range(replica, len(self._sizes), self._num_replicas)
+        return [range(starts[number], starts[number + 1]) for number in batches]
+
+
+def _takes_one(function: Function) -> bool:
+    """Whether a function takes the batch as one argument: `def count(batch)`, and not `def count(x, y)`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [each for each in parameters if each.kind in kinds and each.default is inspect.Parameter.empty]
+    return len(required) == 1 and not any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)

@@ -1,0 +1,119 @@
+"""Metrics that do not fit beside the gradients: rows, large tensors, many names. They take exchanges of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from duoka.collectives.collective import Collective, Exchange
+from duoka.data.shares import share
+from duoka.errors import MismatchError
+from duoka.frameworks.torch.function.returned import Measured, combine, decode, encode
+
+_LONGEST_TEXT, _MOST_NUMBERS = 1000, 64  # a note holds 4 KB
+
+
+def fits_into_note(measured: Measured, packed: bytes) -> bool:
+    return not measured.rows and len(packed) <= _LONGEST_TEXT and len(measured.numbers) <= _MOST_NUMBERS
+
+
+def exchange_metrics(
+    collective: Collective,
+    name: str,
+    num_samples: int,
+    measure: Callable[[int], Measured | None],
+    device: torch.device,
+    places: Callable[[int], Sequence[range]] | None = None,
+    patience_s: Callable[[], float] = lambda: 0.0,
+) -> Any:
+    """Return the metrics of all samples. `measure` computes a replica's; None if it has no samples.
+
+    Two exchanges: a replica without samples learns from the first one what is measured. `places` says which samples a
+    replica has; without it, its share of a batch. `patience_s` is added to the deadline.
+    """
+    find_places = places or (lambda replica: [share(num_samples, collective.num_replicas, replica)])
+    first = collective.exchange([], f"{name}, kinds")
+    _carry_out(first, lambda replica: _say(measure(replica)), collective.deadline_s, patience_s)
+    said = {replica: json.loads(note) for replica, note in enumerate(first.notes) if note}
+    if len({each["digest"] for each in said.values()}) > 1:
+        raise MismatchError(
+            "The function returned different metrics on different replicas.",
+            why="\n".join(f"replica {replica}: {each['title']}" for replica, each in said.items()),
+            do="return the same names and shapes for every batch; (0, 0) where there is nothing to count.",
+        )
+    if not said:
+        return None
+    speaker = min(said)
+    sizes = said[speaker]
+    num_text, row_bytes = sizes["text"], sizes["rows"]
+    # What is measured, then the rows; both in one buffer, because an exchange has one scratch buffer for each type.
+    data = collective.scratch(num_text + num_samples * sum(row_bytes), np.uint8)
+    numbers = collective.scratch(sizes["numbers"], np.float64) if sizes["numbers"] else None
+    buffers = [data] if numbers is None else [data, numbers]
+    second = collective.exchange(buffers, f"{name}, values")
+
+    def place(replica: int) -> bytes:
+        measured = measure(replica)
+        for buffer in buffers:
+            second.slot(buffer, replica)[:] = 0
+        if measured is None:
+            return b""
+        slot = second.slot(data, replica)
+        if replica == speaker:
+            slot[:num_text] = np.frombuffer(encode(measured.kinds), np.uint8)
+        if numbers is not None:
+            second.slot(numbers, replica)[:] = measured.numbers
+        _place_rows(slot[num_text:], measured, row_bytes, num_samples, find_places(replica))
+        return b""
+
+    _carry_out(second, place, collective.deadline_s, patience_s)
+    result = second.result(data)
+    kinds, flat = decode(result[:num_text].tobytes()), result[num_text:].copy()
+    totals = np.empty(0) if numbers is None else second.result(numbers).copy()
+    parts, start = [], 0
+    for each in row_bytes:
+        parts.append(flat[start : start + num_samples * each])
+        start += num_samples * each
+    second.release()
+    return combine(kinds, totals, parts, device)
+
+
+def _carry_out(
+    exchange: Exchange, place: Callable[[int], bytes], deadline_s: float, patience_s: Callable[[], float]
+) -> None:
+    is_committed = False
+    while not is_committed:
+        for replica in exchange.missing:
+            exchange.deposit(replica, place(replica))
+        is_committed = exchange.commit(deadline_s + patience_s())
+
+
+def _place_rows(slot: Any, measured: Measured, row_bytes: list[int], num_samples: int, places: Sequence[range]) -> None:
+    """Write a replica's rows at their places. All other bytes are zero, so that the sum joins all rows."""
+    start = 0
+    for each, data in zip(row_bytes, measured.rows, strict=True):
+        done = 0
+        for own in places:
+            size = len(own) * each
+            slot[start + own.start * each : start + own.stop * each] = data[done : done + size]
+            done += size
+        start += num_samples * each
+
+
+def _say(measured: Measured | None) -> bytes:
+    if measured is None:
+        return b""
+    text = encode(measured.kinds)
+    said = {
+        "digest": hashlib.sha256(text).hexdigest()[:16],
+        "title": text.decode()[:500],
+        "text": len(text),
+        "numbers": len(measured.numbers),
+        "rows": [kind.row_bytes for kind in measured.kinds if kind.row_dtype],
+    }
+    return json.dumps(said).encode()

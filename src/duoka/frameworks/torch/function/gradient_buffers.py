@@ -1,0 +1,156 @@
+"""Flat memory for gradients: a slot per replica to write into, and the sums over all replicas to take out.
+
+Small parameters come first in each flat buffer: they are copied by one call of PyTorch for all of them and weighted by
+another. A large one is weighted on its way, so that it passes through memory once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from duoka.collectives.collective import Buffer, Collective, Exchange
+from duoka.frameworks.torch.layout import Layout, numpy_dtype
+from duoka.frameworks.torch.sparse import as_sparse, write_sparse
+
+_LARGE = 1 << 14  # elements: from here on, a second pass over memory costs more than a call
+
+
+class GradientBuffers:
+    """The memory of one set of parameters, for all calls."""
+
+    def __init__(
+        self, collective: Collective, parameters: Sequence[torch.nn.Parameter], sparse: set[int], name: str
+    ) -> None:
+        self._collective = collective
+        self.parameters = parameters
+        self._is_small = [p.numel() < _LARGE and id(p) not in sparse for p in parameters]
+        order = sorted(range(len(parameters)), key=lambda index: not self._is_small[index])
+        self._tables = [index for index in order if id(parameters[index]) in sparse]
+        # For each table with sparse gradients, which of its rows were touched.
+        touched = [torch.empty(len(parameters[index]), device="meta") for index in self._tables]
+        self._layout = Layout.of([*(parameters[index] for index in order), *touched])
+        self._order = order
+        self._touched_at = {index: len(order) + number for number, index in enumerate(self._tables)}
+        self._small_sizes = self._count_small()
+        self._templates = self._group_templates()
+        self.buffers: list[Buffer] = [
+            collective.buffer(size, numpy_dtype(dtype), name)
+            for size, dtype in zip(self._layout.sizes, self._layout.dtypes, strict=True)
+        ]
+        self._device = parameters[0].device if parameters else torch.device("cpu")
+        self._slots: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def _count_small(self) -> list[int]:
+        """How many elements at the start of each flat buffer belong to small parameters."""
+        sizes = [0] * len(self._layout.sizes)
+        for place, index in enumerate(self._order):
+            group, start, shape = self._layout.places[place]
+            if self._is_small[index]:
+                sizes[group] = start + shape.numel()
+        return sizes
+
+    def _group_templates(self) -> list[list[torch.Tensor]]:
+        """Tensors with the shapes of each flat buffer, in its order."""
+        groups: list[list[torch.Tensor]] = [[] for _ in self._layout.sizes]
+        for group, _, shape in self._layout.places:
+            groups[group].append(torch.empty(shape, device="meta"))
+        return groups
+
+    def _views(self, exchange: Exchange, replica: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """A replica's flat slots, and a view for each parameter and mask, in the order of the layout."""
+        if exchange.is_witnessed(replica):
+            return self._make_views(exchange, replica)
+        if replica not in self._slots:
+            self._slots[replica] = self._make_views(exchange, replica)
+        return self._slots[replica]
+
+    def _make_views(self, exchange: Exchange, replica: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        flats = [torch.as_tensor(exchange.slot(buffer, replica)) for buffer in self.buffers]
+        return flats, self._layout.views(flats)
+
+    def clear(self, exchange: Exchange, replica: int) -> None:
+        """Write zeros: this replica has no gradient."""
+        for flat in self._views(exchange, replica)[0]:
+            flat.zero_()
+
+    def write(self, exchange: Exchange, replica: int, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
+        """Write a replica's gradients, weighted. Parameters without a gradient count as zero."""
+        flats, views = self._views(exchange, replica)
+        small: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        zeros: list[torch.Tensor] = []
+        for place, index in enumerate(self._order):
+            gradient, slot = gradients[index], views[place]
+            if gradient is None:
+                zeros.append(slot)
+                if index in self._touched_at:
+                    zeros.append(views[self._touched_at[index]])
+            elif self._is_small[index]:
+                small.append(slot)
+                sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
+            else:
+                touched = self._touched_at.get(index)
+                _write_large(gradient, weight, slot, None if touched is None else views[touched])
+        if zeros:
+            torch._foreach_zero_(zeros)
+        if small:
+            torch._foreach_copy_(small, sources)
+            for flat, size in zip(flats, self._small_sizes, strict=True):
+                if size and weight != 1.0:
+                    flat[:size].mul_(weight)
+
+    def take(self, exchange: Exchange, divisor: float | None) -> list[torch.Tensor]:
+        """Copy the sums to memory of this worker's own: new at every call, as the script may keep the last one."""
+        places: list[torch.Tensor] = [None] * len(self._layout.places)
+        members: list[list[int]] = [[] for _ in self._layout.sizes]
+        for place, (group, _, _) in enumerate(self._layout.places):
+            members[group].append(place)
+        for group, (buffer, size, dtype) in enumerate(
+            zip(self.buffers, self._layout.sizes, self._layout.dtypes, strict=True)
+        ):
+            flat = torch.empty(size, dtype=dtype, device=self._device)
+            _copy(exchange.result(buffer), flat, divisor)
+            views = torch._utils._unflatten_dense_tensors(flat, self._templates[group])
+            for place, view in zip(members[group], views, strict=True):
+                places[place] = view
+        return places
+
+    def show(self, sums: Sequence[torch.Tensor], used: np.ndarray) -> None:
+        """Add the sums to `p.grad`, as autograd would."""
+        for place, index in enumerate(self._order):
+            if not used[index]:
+                continue
+            parameter, total = self.parameters[index], sums[place]
+            if total.dtype != parameter.dtype:
+                total = total.to(parameter.dtype)
+            if index in self._touched_at:
+                total = as_sparse(total, sums[self._touched_at[index]])
+            if parameter.grad is None:
+                parameter.grad = total
+            else:
+                parameter.grad = parameter.grad.add_(total)
+
+
+def _write_large(gradient: torch.Tensor, weight: float, slot: torch.Tensor, touched: torch.Tensor | None) -> None:
+    if gradient.layout == torch.sparse_coo:
+        write_sparse(gradient, weight, slot, touched)
+        return
+    if gradient.dtype == slot.dtype:
+        torch.mul(gradient, weight, out=slot)
+    else:
+        slot.copy_(gradient).mul_(weight)
+    if touched is not None:
+        touched.fill_(1)  # a dense gradient of a table that is also used elsewhere
+
+
+def _copy(result: Any, private: torch.Tensor, divisor: float | None) -> None:
+    if isinstance(result, torch.Tensor):
+        private.copy_(result) if divisor is None else torch.div(result, divisor, out=private)
+    elif divisor is None:
+        np.copyto(private.numpy(), result)
+    else:
+        np.divide(result, result.dtype.type(divisor), out=private.numpy())

@@ -1,0 +1,169 @@
+"""A replica's note: what travels beside its gradients, and what everybody concludes from all notes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from duoka.errors import MismatchError, ReplicaFailed
+
+_HEAD = struct.Struct("<??BBIIIIHHHHH")
+_LONGEST_ERROR = 1500
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+class Digests(NamedTuple):
+    """What must be alike on all workers when a call begins. 0: nothing was looked at."""
+
+    generators: int = 0  # the global generators
+    inputs: int = 0  # the values of global tensors
+    samples: int = 0  # some samples of each loader
+
+
+NO_DIGESTS = Digests()
+
+
+@dataclass(frozen=True)
+class Note:
+    """One replica's. A replica without samples has no kinds, no numbers and no groups."""
+
+    is_nan: bool = False
+    is_large: bool = False  # its metrics do not fit here, and follow in an exchange of their own
+    dtype: str = "float32"  # of the loss
+    groups: str = ""  # of loss terms: "k" for one whose weight is known, "c" for a count
+    digests: Digests = NO_DIGESTS
+    others: int = 0  # a digest of buffers of which replica 0's count
+    error: str = ""
+    numbers: tuple[float, ...] = ()  # for each group of terms: the sum, and the count
+    metrics: bytes = b""
+    moved: tuple[int, ...] = ()  # buffers that it changed, and that do not travel yet
+    used: np.ndarray | None = None  # which parameters got a gradient; None: all, or none for want of samples
+
+    def pack(self) -> bytes:
+        error = self.error.encode(errors="replace")[:_LONGEST_ERROR]
+        groups, numbers = self.groups.encode(), struct.pack(f"<{len(self.numbers)}d", *self.numbers)
+        moved = np.array(self.moved, np.uint16).tobytes()
+        bits = b"" if self.used is None or self.used.all() else np.packbits(self.used).tobytes()
+        head = _HEAD.pack(
+            self.is_nan, self.is_large, _DTYPES.index(self.dtype), 0, *self.digests, self.others,
+            len(error), len(groups), len(self.numbers), len(self.metrics), len(moved),
+        )  # fmt: skip
+        return b"".join((head, error, groups, numbers, self.metrics, moved, bits))
+
+    @classmethod
+    def unpack(cls, data: bytes, num_parameters: int) -> Note:
+        is_nan, is_large, dtype, _, generators, inputs, samples, others, *lengths = _HEAD.unpack_from(data)
+        lengths[2] *= 8
+        places, start = [], _HEAD.size
+        for length in lengths:
+            places.append(data[start : start + length])
+            start += length
+        error, groups, numbers, metrics, moved = places
+        used = None
+        if bits := data[start:]:
+            used = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_parameters).astype(bool)
+        return cls(
+            is_nan,
+            is_large,
+            _DTYPES[dtype],
+            groups.decode(),
+            Digests(generators, inputs, samples),
+            others,
+            error.decode(errors="replace"),
+            struct.unpack(f"<{len(numbers) // 8}d", numbers),
+            metrics,
+            tuple(np.frombuffer(moved, np.uint16).tolist()),
+            used,
+        )
+
+    @property
+    def has_samples(self) -> bool:
+        return bool(self.groups)
+
+
+class Notes:
+    """All replicas' notes of one call. All workers see the same ones, so either all of them raise or none."""
+
+    def __init__(self, packed: Sequence[bytes], num_parameters: int, step: int) -> None:
+        self.all = [Note.unpack(data, num_parameters) for data in packed]
+        self._num_parameters, self._step = num_parameters, step
+        self.with_samples = [note for note in self.all if note.has_samples]
+
+    def raise_failure(self) -> None:
+        """On workers whose own replicas did not fail."""
+        for replica, note in enumerate(self.all):
+            if note.error:
+                raise ReplicaFailed(
+                    f"The function of replica {replica} raised at call {self._step}: {note.error.splitlines()[0]}",
+                    why=note.error,
+                    do="see its traceback, from the worker that runs it. A script that catches the error goes on.",
+                )
+
+    def compare(self, last_step: int) -> None:
+        """Raise where workers have parted."""
+        if len({note.digests.generators for note in self.all}) > 1:
+            raise MismatchError(
+                f"The workers have drawn different random numbers between calls {last_step} and {self._step}.",
+                why="code outside of the function runs on every worker, and must draw the same numbers everywhere:\n"
+                + self._list([note.digests.generators for note in self.all]),
+                do="draw inside the function, or seed by the step; leave nothing that draws under"
+                " `if strategy.is_main`.",
+            )
+        if len({note.digests.inputs for note in self.all}) > 1:
+            raise MismatchError(
+                f"The global tensors given to strategy.backward at call {self._step} differ between workers.",
+                why="tensors are the global batch, equal on all workers:\n"
+                + self._list([note.digests.inputs for note in self.all]),
+                do="seed what makes the batch (torch.randperm, a NumPy generator) alike on all workers, or draw batches"
+                " by strategy.batches. The samples of a plain loop over a prepared loader are one worker's only.",
+            )
+        if len({note.digests.samples for note in self.all if note.digests.samples}) > 1:
+            raise MismatchError(
+                "Workers found different samples at the same index of a loader's dataset.",
+                why="the dataset was made differently on each worker, e.g. by random_split or shuffling without a seed:"
+                "\n" + self._list([note.digests.samples for note in self.all]),
+                do="pass generator=torch.Generator().manual_seed(0) to random_split, or sort what is listed.",
+            )
+        if len({note.groups for note in self.with_samples}) > 1:
+            raise MismatchError(
+                f"At call {self._step} the function weighed its loss differently on different replicas.",
+                why=self._list([note.groups for note in self.all]),
+                do="call strategy.weigh alike on every replica, also when a count is zero.",
+            )
+
+    def _list(self, values: Sequence[object]) -> str:
+        return "\n".join(f"replica {replica}: {value}" for replica, value in enumerate(values))
+
+    @property
+    def groups(self) -> str:
+        return self.with_samples[0].groups
+
+    @property
+    def used(self) -> np.ndarray:
+        used = np.zeros(self._num_parameters, bool)
+        for note in self.with_samples:
+            used |= True if note.used is None else note.used
+        return used
+
+    @property
+    def moved(self) -> list[int]:
+        return sorted({position for note in self.all for position in note.moved})
+
+    def divisors(self) -> list[float | None]:
+        """What the gradients of each group of terms are divided by."""
+        return [
+            None if kind == "k" else sum(note.numbers[2 * group + 1] for note in self.with_samples) or 1.0
+            for group, kind in enumerate(self.groups)
+        ]
+
+    def loss(self) -> float:
+        """The loss of the whole batch."""
+        total = 0.0
+        for group, divisor in enumerate(self.divisors()):
+            part = sum(note.numbers[2 * group] for note in self.with_samples)
+            total += part if divisor is None else part / divisor
+        return total

@@ -1,0 +1,95 @@
+"""What a call exchanges: trainable parameters of prepared models and optimizers, and the models' buffers.
+
+Looked at in every call, because layers are frozen, unfrozen and added between calls. Comparing identities takes a
+twentieth of the time of listing everything anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from duoka.collectives.collective import Collective
+from duoka.frameworks.torch.function.gradient_buffers import GradientBuffers
+from duoka.frameworks.torch.sparse import sparse_parameters
+from duoka.frameworks.torch.state import TorchState
+from duoka.frameworks.torch.statistics import Statistics
+
+
+class Trained:
+    """The parameters and buffers of now, and the memory to exchange them with."""
+
+    def __init__(self, collective: Collective, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        self._collective, self._models, self._optimizers = collective, models, optimizers
+        self._dicts: list[dict[str, Any]] = []
+        self._marks: list[Any] = []
+        self._moving: set[Any] = set()  # buffers that some function has changed: they travel
+        self.version = 0
+        self.parameters: list[nn.Parameter] = []
+        self.names: list[str] = []
+        self.statistics = Statistics([])
+        self._buffers: list[GradientBuffers] = []
+
+    def scan(self) -> None:
+        """Notice what has changed since the last call."""
+        if self._marks != self._read_marks():
+            self._list()
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        return self._models
+
+    @property
+    def known(self) -> set[int]:
+        """The ids of what a call may change: prepared modules, optimizers and their parameters."""
+        modules = {id(module) for model in self._models for module in model.modules()}
+        buffers = {id(buffer) for model in self._models for buffer in model.buffers()}
+        return modules | buffers | {id(each) for each in (*self._all, *self._optimizers)}
+
+    def state(self) -> TorchState:
+        """For comparing workers."""
+        return TorchState(self._models, self._optimizers)
+
+    def move(self, positions: Iterable[int]) -> None:
+        """Let these buffers travel, which stood still until now."""
+        for position in positions:
+            place = self.statistics.still[position]
+            self._moving.add((id(place.module), place.name))
+        self._list()
+
+    def buffers(self, num_groups: int) -> list[GradientBuffers]:
+        """Memory for the gradients of each group of loss terms: one, unless terms are weighed by different counts."""
+        while len(self._buffers) < num_groups:
+            name = f"function gradients, version {self.version}, group {len(self._buffers)}"
+            sparse = sparse_parameters(self._models)
+            self._buffers.append(GradientBuffers(self._collective, self.parameters, sparse, name))
+        return self._buffers[:num_groups]
+
+    def _read_marks(self) -> list[Any]:
+        marks: list[Any] = [id(value) for each in self._dicts for value in each.values()]
+        marks += [parameter.requires_grad for parameter in self._all]
+        marks += [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        marks.append(len(self._models))
+        return marks
+
+    def _list(self) -> None:
+        modules = [module for model in self._models for module in model.modules()]
+        self._dicts = [each for module in modules for each in (module._parameters, module._modules)]
+        named = {id(p): (name, p) for model in self._models for name, p in model.named_parameters()}
+        for number, optimizer in enumerate(self._optimizers):
+            for group in optimizer.param_groups:
+                for position, parameter in enumerate(group["params"]):
+                    named.setdefault(id(parameter), (f"parameter {position} of optimizer {number}", parameter))
+        self._all = [parameter for _, parameter in named.values()]
+        trainable = [(name, parameter) for name, parameter in named.values() if parameter.requires_grad]
+        self.names, self.parameters = [name for name, _ in trainable], [parameter for _, parameter in trainable]
+        self.statistics = Statistics(self._models, self._moving)
+        self.statistics.keep_still()
+        self._buffers = []
+        self.version += 1
+        self._marks = self._read_marks()
+
+    _all: Sequence[torch.Tensor] = ()

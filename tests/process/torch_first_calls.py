@@ -1,0 +1,327 @@
+"""Functions for `strategy.backward` with something wrong in them, and others that only look wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Function = Callable[..., Any]
+Case = Callable[[nn.Module, Any], tuple[Function, tuple[Any, ...]]]  # (model, strategy) -> function, its arguments
+WRONG: dict[str, tuple[Case, str]] = {}  # with a part of the message
+WARNED: dict[str, tuple[Case, str]] = {}
+FINE: dict[str, Case] = {}
+
+
+def inputs(num_samples: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num_samples, 6, generator=generator)
+    return x, torch.randint(0, 3, (num_samples,), generator=generator)
+
+
+def wrong(message: str) -> Callable[[Case], Case]:
+    def add(case: Case) -> Case:
+        WRONG[case.__name__] = case, message
+        return case
+
+    return add
+
+
+def warned(message: str) -> Callable[[Case], Case]:
+    def add(case: Case) -> Case:
+        WARNED[case.__name__] = case, message
+        return case
+
+    return add
+
+
+def fine(case: Case) -> Case:
+    FINE[case.__name__] = case
+    return case
+
+
+# Losses.
+
+NOT_A_MEAN = "is not a mean over samples"
+
+
+@wrong(NOT_A_MEAN)
+def sum_of_losses(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y, reduction="sum"), inputs()
+
+
+@wrong(NOT_A_MEAN)
+def class_weights(model, strategy):
+    weights = torch.tensor([0.2, 1.0, 3.0])
+    return lambda x, y: F.cross_entropy(model(x), y, weight=weights), inputs()
+
+
+@wrong(NOT_A_MEAN)
+def token_mean(model, strategy):
+    x = torch.randn(9, 5, 6, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(45).reshape(9, 5) % 3
+    y[:4, 2:] = -100
+
+    def loss_of(x, y):
+        return F.cross_entropy(model(x).transpose(1, 2), y, ignore_index=-100)
+
+    return loss_of, (x, y)
+
+
+@wrong(NOT_A_MEAN)
+def contrastive(model, strategy):
+    def loss_of(x, y):
+        keys = F.normalize(model(x), dim=1)
+        return F.cross_entropy(keys @ keys.T / 0.1, torch.arange(len(x)))
+
+    return loss_of, inputs()
+
+
+@wrong(NOT_A_MEAN)
+def cut_along_time(model, strategy):
+    """[T, B, ...] with a recurrence over T."""
+    rnn = nn.RNN(6, 6)
+    strategy.prepare(rnn)
+
+    def loss_of(x):
+        return model(rnn(x)[0]).square().mean()
+
+    return loss_of, (torch.randn(9, 4, 6, generator=torch.Generator().manual_seed(1)),)
+
+
+@fine
+def weighed_tokens(model, strategy):
+    loss_of, (x, y) = token_mean(model, strategy)
+    return lambda x, y: strategy.weigh(loss_of(x, y), (y != -100).sum()), (x, y)
+
+
+@fine
+def weighed_sum(model, strategy):
+    return lambda x, y: strategy.weigh(F.cross_entropy(model(x), y, reduction="sum")), inputs()
+
+
+@fine
+def cross_entropy(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y), inputs()
+
+
+@fine
+def with_decay(model, strategy):
+    """A term that does not depend on samples is the mean of itself."""
+    decay = 1e-3
+    return (
+        lambda x, y: F.cross_entropy(model(x), y) + decay * sum(p.square().sum() for p in model.parameters()),
+        inputs(),
+    )
+
+
+# What a function changes outside of itself.
+
+
+@wrong("changes count")
+def counter_of_calls(model, strategy):
+    count = 0
+
+    def loss_of(x, y):
+        nonlocal count
+        count += 1
+        return F.cross_entropy(model(x), y)
+
+    return loss_of, inputs()
+
+
+class Accuracy(nn.Module):
+    """As torchmetrics does it: a module that adds up in its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.correct, self.seen = torch.tensor(0), 0
+
+    def forward(self, out, y):
+        self.correct += (out.argmax(1) == y).sum()
+        self.seen += len(y)
+
+
+@wrong("changes accuracy.")
+def metric_object(model, strategy):
+    accuracy = Accuracy()
+
+    def loss_of(x, y):
+        out = model(x)
+        accuracy(out, y)
+        return F.cross_entropy(out, y)
+
+    return loss_of, inputs()
+
+
+@wrong("changes generator")
+def own_generator(model, strategy):
+    generator = torch.Generator().manual_seed(0)
+    return lambda x, y: F.cross_entropy(model(x + torch.randn(x.shape, generator=generator)), y), inputs()
+
+
+@wrong("changes rng")
+def own_numpy_generator(model, strategy):
+    rng = np.random.default_rng(0)
+    return lambda x, y: F.cross_entropy(model(x * float(rng.random())), y), inputs()
+
+
+@wrong("changes rng")
+def own_python_generator(model, strategy):
+    rng = random.Random(0)
+    return lambda x, y: F.cross_entropy(model(x * rng.random()), y), inputs()
+
+
+@wrong("changes queue")
+def queue_of_keys(model, strategy):
+    queue = torch.zeros(16, 3)
+
+    def loss_of(x, y):
+        out = model(x)
+        queue[: len(x)] = out.detach()
+        return F.cross_entropy(out, y)
+
+    return loss_of, inputs()
+
+
+@wrong("changes features.1.")
+def frozen_features_with_batchnorm(model, strategy):
+    features = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).requires_grad_(False)
+    return lambda x, y: F.cross_entropy(model(features(x)), y), inputs()
+
+
+@wrong("changes self.calls")
+def method_of_a_trainer(model, strategy):
+    class Trainer:
+        calls = 0
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def loss_of(self, x, y):
+            self.calls += 1
+            return F.cross_entropy(model(x), y)
+
+    return Trainer().loss_of, inputs()
+
+
+@wrong("post-accumulate-grad hook")
+def step_in_backward(model, strategy):
+    next(model.parameters()).register_post_accumulate_grad_hook(lambda p: None)
+    return lambda x, y: F.cross_entropy(model(x), y), inputs()
+
+
+@warned("lets losses grow")
+def list_of_losses(model, strategy):
+    losses = []
+
+    def loss_of(x, y):
+        loss = F.cross_entropy(model(x), y)
+        losses.append(loss.item())
+        return loss
+
+    return loss_of, inputs()
+
+
+@warned("has a hook on its gradient")
+def hook_on_a_gradient(model, strategy):
+    next(model.parameters()).register_hook(lambda gradient: gradient)
+    return lambda x, y: F.cross_entropy(model(x), y), inputs()
+
+
+@warned("BatchNorm normalises each replica's samples by themselves")
+def batchnorm(model, strategy):
+    norm = nn.BatchNorm1d(3)
+    strategy.prepare(norm)
+    return lambda x, y: F.cross_entropy(norm(model(x)), y), inputs()
+
+
+@warned("is not checked")
+def three_samples(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y), inputs(3)
+
+
+class Queue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 3))
+
+    def forward(self, out):
+        with torch.no_grad():
+            self.keys += out.sum(0)
+        return out
+
+
+@warned("keys")
+def queue_in_a_prepared_model(model, strategy):
+    queue = Queue()
+    strategy.prepare(queue)
+    return lambda x, y: F.cross_entropy(queue(model(x)), y), inputs()
+
+
+@fine
+def frozen_teacher(model, strategy):
+    teacher = nn.Linear(6, 3).requires_grad_(False)
+    return lambda x, y: F.mse_loss(model(x), teacher(x)), inputs()
+
+
+@fine
+def dropout_and_global_generators(model, strategy):
+    drop = nn.Dropout(0.3)
+
+    def loss_of(x, y):
+        scale = 1 + 0 * random.random() + 0 * np.random.rand()
+        return F.cross_entropy(model(drop(x) if model.training else x) * scale, y)
+
+    return loss_of, inputs()
+
+
+# Bad input.
+
+
+@wrong("a loss without a graph")
+def no_graph(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y).detach(), inputs()
+
+
+@wrong("returned a NoneType, not a loss")
+def nothing_returned(model, strategy):
+    return lambda x, y: None, inputs()
+
+
+@wrong("returned a loss of shape")
+def not_a_number(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y, reduction="none"), inputs()
+
+
+@wrong("returned a float, not a loss")
+def item(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y).item(), inputs()
+
+
+@wrong("was given 8 samples in argument 2")
+def other_lengths(model, strategy):
+    x, y = inputs()
+    return lambda x, y: F.cross_entropy(model(x), y), (x, y[:8])
+
+
+@wrong("nothing that could be cut")
+def nothing_to_cut(model, strategy):
+    return lambda scale: model(torch.ones(2, 6)).mean() * scale, (2.0,)
+
+
+@wrong("cannot cut argument 2: it is a Accuracy")
+def an_object(model, strategy):
+    x, _ = inputs()
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    Thing.__name__ = "Accuracy"
+    return lambda x, thing: model(x).mean(), (x, thing)
