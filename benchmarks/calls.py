@@ -60,7 +60,25 @@ def plain_loop(strategy: Any, model: nn.Module, num_batches: int) -> Callable[[]
     return run
 
 
-CONTESTANTS = {"plain loop": plain_loop}
+def function_style(strategy: Any, model: nn.Module, num_batches: int) -> Callable[[], Iterator[None]]:
+    """`strategy.backward`: the loop runs once for a global batch, the function once for each replica."""
+    optimizer = _optimizer(model)
+    model, optimizer, loader = strategy.prepare(model, optimizer, DataLoader(_data(num_batches), batch_size=BATCH))
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((model(x) - y) ** 2).mean()
+
+    def run() -> Iterator[None]:
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
+            strategy.backward(loss_of, batch)
+            optimizer.step()
+            yield
+
+    return run
+
+
+CONTESTANTS = {"function style": function_style, "plain loop": plain_loop}
 
 
 def without_duoka(model: nn.Module, num_batches: int) -> Callable[[], Iterator[None]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -26,6 +27,12 @@ from tests.limits import START_S
 # Tests started in the background, or by nohup, begin with signals ignored, and so would the runs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# On a busy machine an example takes its time, and that says nothing about the code.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # For all processes that tests start, as for this one.
 LEAN = str(Path(lean.__file__).parent)

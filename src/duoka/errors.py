@@ -15,6 +15,8 @@ DuokaError                  what happened, why, what to do
 ├── CheckpointError         a state that cannot be saved, or a file that cannot be loaded
 │   └── CheckpointDamaged   files that are not what Duoka has written          (exit code 65)
 │       └── CheckpointOfOtherVersion   or what another version of it has
+├── RehearsalError          a script that cannot be rehearsed                  (exit code 2)
+│   └── ScriptFailed        a script that fails without being disturbed        (exit code 3)
 ├── JournalError            a journal that cannot be read, or two that cannot be compared (exit code 2)
 └── DeadlineExceeded        somebody did not arrive in time                   (exit code 75)
 Stopped (BaseException)     the run is ending; not caught by ``except Exception``
@@ -61,7 +63,7 @@ class LaunchError(DuokaError):
 
 
 class MismatchError(DuokaError):
-    pass
+    calls: dict[str, str] | None = None  # by worker, where workers called different things
 
 
 class WorkerLost(DuokaError):
@@ -94,6 +96,14 @@ class CheckpointDamaged(CheckpointError):
 
 class CheckpointOfOtherVersion(CheckpointDamaged):
     pass
+
+
+class RehearsalError(DuokaError):
+    exit_code = 2
+
+
+class ScriptFailed(RehearsalError):
+    exit_code = 3
 
 
 class JournalError(DuokaError):

@@ -41,7 +41,10 @@ def run_calmly(collective: Any) -> dict[str, Any]:
     with contextlib.redirect_stderr(told):
         found = {name: torch_contract.run(name, strategy_of(collective), collective) for name in SCENARIOS}
     lines = {line for line in told.getvalue().splitlines() if "function style" not in line}
-    assert all("BatchNorm" in line for line in lines), f"the first-call check must find nothing else here: {lines}"
+    lines = {line for line in lines if "BatchNorm" not in line and "replica 0's count: center" not in line}
+    assert not lines, "the first-call check must find nothing else here"
+    wrong = [(name, key) for name, kept in found.items() for key, value in kept.items() if value is False]
+    assert not wrong, "what a script finds out by itself must be true"
     return found
 
 
@@ -74,7 +77,8 @@ def check_death(name: str, worker: int, phase: str) -> None:
 # Every script with a death in another phase here, every phase of every script in the full matrix.
 @pytest.mark.parametrize(("number", "name"), list(enumerate(SCENARIOS)))
 def test_a_script_that_loses_a_worker_gives_the_same_bits(number, name):
-    check_death(name, number % 2, PHASES[number % len(PHASES)])
+    phases = [phase for which, phase in DEATHS if which == name]
+    check_death(name, number % 2, phases[number % len(phases)])
 
 
 @pytest.mark.slow

@@ -24,7 +24,14 @@ import duoka
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {}
 # Where a worker can die within a call: in its own words, and at moments of the exchange.
 PHASES = ("before", "forward", "backward", "depositing", "arriving", "arrived", "reducing", "completed", "after")
-SMALL = ("carried_state", "gan_with_rows", "lbfgs", "tokens_and_sums", "odd_sizes")  # nothing is "reducing" there
+SMALL = (
+    "carried_state",
+    "gan_with_rows",
+    "lbfgs",
+    "tokens_and_sums",
+    "odd_sizes",
+    "changing_parts",
+)  # nothing is "reducing" there
 WIDE = 4000
 strategy: Any = None  # of this worker: set when a scenario runs
 
@@ -426,6 +433,44 @@ def kept_gradients() -> dict[str, Any]:
         kept.append((next(model.parameters()).grad, next(model.parameters()).grad.clone()))
         optimizer.step()
     return {"model": sha(model), "kept": all(torch.equal(now, then) for now, then in kept)}
+
+
+@scenario
+def changing_parts() -> dict[str, Any]:
+    """Parts are frozen in turns, a layer is replaced, a buffer is set by the script; gradients have their strides."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4, 2)
+            self.register_buffer("center", torch.zeros(4))
+
+        def forward(self, x):
+            features = self.body(x.view(-1, 2, 2, 2)).mean((2, 3)) - self.center
+            if self.training and self.is_moving:
+                self.center = self.center + 0.1 * features.detach().mean(0)
+            return self.head(features)
+
+        is_moving = False
+
+    model = Parts().to(memory_format=torch.channels_last)
+    loader = DataLoader(data(48), batch_size=12)
+    model, loader = strategy.prepare(model, loader)
+    for number, batch in enumerate(strategy.batches(loader)):
+        model.body.requires_grad_(number % 2 == 0)
+        if number == 1:
+            model.center.fill_(0.5)
+        model.is_moving = number >= 2
+        if number == 2:
+            model.head = nn.Linear(4, 2)
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-2, fused=True)
+        model.zero_grad()
+        backward(lambda x, y: F.cross_entropy(model(x), y), batch, check=False)
+        if number % 2 == 0:
+            has_strides = model.body.weight.grad.stride() == model.body.weight.stride()
+        has_gradient = bool(model.head.weight.grad.abs().sum() > 0)
+        optimizer.step()
+    return {"model": sha(model), "strides": has_strides, "gradient": has_gradient, "center": model.center.tolist()}
 
 
 @scenario

@@ -325,3 +325,94 @@ def an_object(model, strategy):
     thing = Thing()
     Thing.__name__ = "Accuracy"
     return lambda x, thing: model(x).mean(), (x, thing)
+
+
+# Found by a hostile reader: each trained silently to other numbers, or was refused although it is right.
+
+
+@wrong("changes argument 1 in place")
+def normalises_in_place(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x.sub_(1.0)), y), inputs()
+
+
+@wrong("argument 3, which requires a gradient")
+def adversarial_noise_as_argument(model, strategy):
+    x, y = inputs()
+    return lambda x, y, noise: F.cross_entropy(model(x + noise), y), (x, y, torch.zeros_like(x, requires_grad=True))
+
+
+@wrong("changes the parameter weight in place")
+def clamps_weights(model, strategy):
+    def loss_of(x, y):
+        with torch.no_grad():
+            model.weight.clamp_(-10.0, 10.0)
+        return F.cross_entropy(model(x), y)
+
+    return loss_of, inputs()
+
+
+@wrong("changes log['calls']")
+def counter_in_a_dictionary(model, strategy):
+    log = {"calls": 0}
+
+    def loss_of(x, y):
+        log["calls"] += 1
+        return F.cross_entropy(model(x), y)
+
+    return loss_of, inputs()
+
+
+@wrong("changes total[0]")
+def counter_in_a_default(model, strategy):
+    def loss_of(x, y, total=[0.0]):  # noqa: B006
+        total[0] += 1.0
+        return F.cross_entropy(model(x), y)
+
+    return loss_of, inputs()
+
+
+@wrong("a batch without samples")
+def no_samples(model, strategy):
+    return lambda x, y: F.cross_entropy(model(x), y), inputs(0)
+
+
+@wrong("cannot cut argument 2: it is a ndarray")
+def array_of_objects(model, strategy):
+    x, _ = inputs()
+    return lambda x, names: model(x).mean(), (x, np.array([object()] * 9))
+
+
+@warned("draws random numbers")
+def variational_autoencoder(model, strategy):
+    def loss_of(x, y):
+        mean = model(x)
+        return (mean + torch.randn_like(mean)).square().mean()
+
+    return loss_of, inputs()
+
+
+@fine
+def gradient_penalty(model, strategy):
+    """WGAN-GP: the loss holds a gradient of its own, with respect to the samples."""
+
+    def loss_of(x, y):
+        x = x.clone().requires_grad_(True)
+        score = model(x).square().sum(1)
+        (gradient,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+        return score.mean() + (gradient.norm(dim=1) - 1).square().mean()
+
+    return loss_of, inputs()
+
+
+@fine
+def equal_counts_of_two_terms(model, strategy):
+    """Two counts that are equal on one replica and not on the other are still two counts."""
+
+    def loss_of(x, y):
+        losses, is_first = F.cross_entropy(model(x), y, reduction="none"), y == y_first
+        first, second = int(is_first.sum()), int((~is_first).sum())
+        return strategy.weigh(losses[is_first].mean(), first) + strategy.weigh(losses[~is_first].mean(), second)
+
+    x, y = inputs()
+    y, y_first = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1]), 0  # 2 and 3 for replica 0, 2 and 2 for replica 1
+    return loss_of, (x, y)

@@ -30,7 +30,7 @@ class Ages:
         return any(self.since.get(other, 0) < self.since.get(worker, 0) for other in others)
 
     def has_anybody_come_back(self, workers: Iterable[int]) -> bool:
-        return any(worker in self.since for worker in workers)
+        return bool(self.since) and any(worker in self.since for worker in workers)
 
     def find_odd(self, deeds: Mapping[int, object]) -> list[int]:
         """Those who do otherwise than the worker that has been there longest, if all of them came back after it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from duoka.collectives.joining import Joining
 
 Op = Literal["sum", "mean"]
+
+
+class Rehearsal(Protocol):
+    """Whoever records a rehearsed run; see `runtime/rehearsal/recorder.py`."""
+
+    def at_boundary(self, step: int, get_state: Callable[[], Any]) -> None:
+        """All steps before this one are complete. It may end the script."""
+        ...
+
+    def note_returned(self, returned: Any) -> None:
+        """`strategy.backward` returns this to the script."""
+        ...
 
 
 class Buffer(ABC):
@@ -103,6 +115,7 @@ class Collective(ABC):
     num_replicas: int
     deadline_s: float  # of calls that name none
     joining: Joining | None = None  # where lost workers may come back
+    rehearsal: Rehearsal | None = None  # in a run of `duoka rehearse`
 
     @property
     @abstractmethod

@@ -24,11 +24,11 @@ class Dealing:
         self._num_replicas = num_replicas
         # A newcomer is dealt to as if it were a member already: it may read its rows while it comes near.
         members = sorted({*meeting.membership.workers, meeting.worker})
-        self._dealt = self._placement = place(num_replicas, members)
+        self._dealt = self.placement = place(num_replicas, members)  # placement: who runs which replica, now
         self._deal_anew = False
         self._adopt_later: list[Decision] = []
         self._lost_call = 0
-        self._before_loss = self._placement
+        self._before_loss = self.placement
         self._newcomer: int | None = None  # who has joined last
         self._untried: set[Kind] = set()  # what it computes that has not been compared yet
         self._compared: set[Kind] = set()  # in this step
@@ -38,17 +38,13 @@ class Dealing:
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
 
     @property
-    def placement(self) -> Placement:
-        return self._placement
-
-    @property
     def homes(self) -> tuple[int, ...]:
         """The first replica of each share as they were dealt; unchanged while lost replicas move."""
-        return tuple(share.replicas[0] for share in self._dealt.shares)
+        return self._dealt.homes
 
     def find_trial(self, kind: Kind | None = None) -> Trial | None:
         """While something, or this, of what a newcomer computes is still to be compared with an older one's."""
-        newcomer, workers = self._newcomer, self._placement.workers
+        newcomer, workers = self._newcomer, self.placement.workers
         if not self._untried or (kind is not None and kind not in self._untried):
             return None
         if newcomer is None or newcomer not in workers or len(workers) == 1 or not self.are_bits_promised:
@@ -74,7 +70,7 @@ class Dealing:
 
     def placement_in(self, number: int) -> Placement:
         """By whom the values of this call are given."""
-        return self._before_loss if self.is_lost(number) else self._placement
+        return self._before_loss if self.is_lost(number) else self.placement
 
     def adopt(self, decision: Decision) -> None:
         """After a loss only the lost replicas move, until the border of the step in which the furthest survivor is.
@@ -84,11 +80,11 @@ class Dealing:
         self.last_loss = decision
         if self._lost_call != decision.completed + 1:
             # Whoever was further has come to this call with the values of the old placement: it fails for all.
-            self._lost_call, self._before_loss = decision.completed + 1, self._placement
+            self._lost_call, self._before_loss = decision.completed + 1, self.placement
         if decision.steps > self._meeting.steps:
             self._adopt_later.append(decision)
         else:
-            self._placement = self._placement.without(decision.lost)
+            self.placement = self.placement.without(decision.lost)
             self._deal_anew = True
 
     def deal_to(self, workers: Sequence[int], newcomer: int) -> None:
@@ -100,15 +96,15 @@ class Dealing:
 
     def _deal(self, workers: Iterable[int]) -> None:
         # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
-        self._dealt = self._placement = place(self._num_replicas, self._meeting.ages.sort(workers))
+        self._dealt = self.placement = place(self._num_replicas, self._meeting.ages.sort(workers))
         self._deal_anew = False
-        self.on_deal(self._placement)
+        self.on_deal(self.placement)
 
     def end_step(self) -> None:
         """The border of a step has come; the meeting has counted it."""
         self._untried -= self._compared & {Kind.STEP}
         if self._deal_anew:
-            self._deal(self._placement.workers)
+            self._deal(self.placement.workers)
         postponed, self._adopt_later = self._adopt_later, []
         for decision in postponed:
             self.adopt(decision)

@@ -88,7 +88,8 @@ class SharedExchange(Exchange):
         self._call = call
         self._number = 0  # given when it is committed: other calls may come between the deposits
         self._can_redo = can_redo
-        self._homes = collective.dealing.homes
+        self._dealing = collective.dealing
+        self._homes = self._dealing.homes
         self._folded: set[int] = set()
         self._complete: set[Node] = set()
         self._staged: set[Node] = set()
@@ -97,22 +98,19 @@ class SharedExchange(Exchange):
         self._parents = parents(collective.num_replicas)
         self._small_results: dict[int, Array] = {}
         self._hearing = Hearing(collective.worker, self._find_trial)
-        self.is_small = carry is None and sum(buffer.nbytes for buffer in buffers) <= SLOT_BYTES
+        self.is_small = carry is None and sum([buffer.nbytes for buffer in buffers]) <= SLOT_BYTES
         self._is_committed = False
         self._all_notes: list[bytes] = []
 
     @property
-    def _placement(self) -> Placement:
-        return self._collective.placement
-
-    @property
     def missing(self) -> tuple[int, ...]:
-        mine = self._placement.replicas_of(self._collective.worker)
-        return (*(r for r in mine if r not in self._deposited), *self._hearing.awaited)
+        mine = self._dealing.placement.replicas_of(self._collective.worker)
+        left = mine if not self._deposited else tuple(sorted({*mine} - self._deposited))
+        return left if self._hearing.kind is None else (*left, *self._hearing.awaited)
 
     def _find_trial(self) -> Trial | None:
         kind = self._hearing.kind
-        return None if kind is None else self._collective.dealing.find_trial(kind)
+        return None if kind is None else self._dealing.find_trial(kind)
 
     @property
     def is_begun(self) -> bool:
@@ -123,13 +121,14 @@ class SharedExchange(Exchange):
         try:
             self._hearing.begin(self._buffers)
         except MemoryError:
-            self._collective.dealing.excuse_witness()
+            self._dealing.excuse_witness()
 
     def is_witnessed(self, replica: int) -> bool:
-        return self._hearing.is_witness(replica)
+        return self._hearing.kind is not None and self._hearing.is_witness(replica)
 
     def slot(self, buffer: Buffer, replica: int) -> Array:
-        return self._hearing.slot(self._known(buffer), replica)
+        known = self._known(buffer)
+        return known.slot(replica) if self._hearing.kind is None else self._hearing.slot(known, replica)
 
     def _known(self, buffer: Buffer) -> Any:
         assert buffer in self._buffers, "a buffer of this exchange"
@@ -139,20 +138,20 @@ class SharedExchange(Exchange):
         assert replica in self.missing, f"replica {replica} is not awaited here"
         check_note(note)
         self._moment("depositing")
-        if self._hearing.concerns(replica):
+        if self._hearing.kind is not None and self._hearing.concerns(replica):
             self._hearing.testify(self._buffers, replica)
             if self._hearing.is_witness(replica):
                 self._moment("witnessed")
                 return
         self._deposited.add(replica)
         self._notes[replica] = note
-        self._complete_node(Node(replica, replica + 1), self._placement.share_of(replica).replicas)
+        self._complete_node(Node(replica, replica + 1), self._dealing.placement.share_of(replica).replicas)
 
     def _complete_node(self, node: Node, within: Sequence[int]) -> None:
         """Mark a subtree as summed; with its sibling it makes the next larger one, within the same share."""
         self._complete.add(node)
         parent = self._parents.get(node)
-        if parent is None or not all(replica in within for replica in parent.replicas()):
+        if parent is None or not {*within}.issuperset(range(parent.start, parent.stop)):
             return
         left, right = parent.children
         if left in self._complete and right in self._complete:
@@ -181,11 +180,11 @@ class SharedExchange(Exchange):
         while not self._is_committed:
             try:
                 self._attempt(deadline_s)
-                self._take(self._placement)
+                self._take(self._dealing.placement)
                 self._finish()
             except Regrouped as regrouped:
-                before = self._placement
-                self._collective.dealing.adopt(regrouped.decision)
+                before = self._dealing.placement
+                self._dealing.adopt(regrouped.decision)
                 if regrouped.decision.completed >= self._number:
                     # Somebody completed this step before the loss: its result is there to be taken.
                     self._collective.compare_calls(self._number, before.workers)
@@ -204,8 +203,8 @@ class SharedExchange(Exchange):
         self._moment("arriving")
         self._meeting.meet(self._number, ARRIVED, deadline_s)
         self._moment("arrived")
-        self._collective.part_from_odd_calls(self._number, self._placement.workers, deadline_s)
-        self._collective.compare_calls(self._number, self._placement.workers)
+        self._collective.part_from_odd_calls(self._number, self._dealing.placement.workers, deadline_s)
+        self._collective.compare_calls(self._number, self._dealing.placement.workers)
         self._part_from_odd_notes(deadline_s)
         self._part_from_other_bits(deadline_s)
         if not self.is_small:
@@ -222,7 +221,7 @@ class SharedExchange(Exchange):
         parts: dict[int, set[bytes]] = {}
         for replica in range(self._collective.num_replicas):
             note = self._staging.read_note(self._number, replica)
-            parts.setdefault(self._placement.owner(replica), set()).add(self.common_part(note))
+            parts.setdefault(self._dealing.placement.owner(replica), set()).add(self.common_part(note))
         if odd := self._meeting.ages.find_odd(parts):
             own, *_ = sorted(parts[odd[0]])
             (theirs, *_) = sorted(parts[next(worker for worker in parts if worker not in odd)])
@@ -231,7 +230,7 @@ class SharedExchange(Exchange):
             self._meeting.part_from(odd, what, listing, deadline_s)
 
     def _part_from_other_bits(self, deadline_s: float) -> None:
-        trial = self._collective.dealing.find_trial()
+        trial = self._dealing.find_trial()
         told = {} if trial is None else self._staging.read_testimonies(self._number)
         if trial is not None and len({*told.values()}) > 1:
             what = trial.tell_difference(kind_of(told[0]))
@@ -260,9 +259,9 @@ class SharedExchange(Exchange):
 
     def _reduce(self) -> None:
         for home in self._homes:
-            if home not in self._folded and self._placement.owner(home) == self._collective.worker:
+            if home not in self._folded and self._dealing.placement.owner(home) == self._collective.worker:
                 for buffer in self._buffers:
-                    buffer.reduce_slice(self._placement, self._homes, home)
+                    buffer.reduce_slice(self._dealing.placement, self._homes, home)
                 self._folded.add(home)
                 self._moment("reducing")
 
@@ -293,10 +292,10 @@ class SharedExchange(Exchange):
 
     def _end_trial(self) -> None:
         """All come by here, and see the same."""
-        if self._collective.dealing.find_trial() is not None:
+        if self._dealing.find_trial() is not None:
             of_newcomer = self._staging.read_testimonies(self._number).get(0)
             if of_newcomer is not None and is_something(of_newcomer):
-                self._collective.dealing.end_trial(kind_of(of_newcomer))
+                self._dealing.end_trial(kind_of(of_newcomer))
 
     def result(self, buffer: Buffer) -> Array:
         assert self._is_committed, "commit() first"

@@ -146,12 +146,14 @@ class SharedMemory(Collective):
         calls = self.meeting.calls(number, workers)
         if len(set(calls.values())) > 1:
             self.complete(number)
-            listing = "\n".join(f"{self._describe(w)}: {call.decode(errors='replace')}" for w, call in calls.items())
-            raise MismatchError(
+            named = {self._describe(worker): call.decode(errors="replace") for worker, call in calls.items()}
+            error = MismatchError(
                 f"The workers did not call the same thing (call {number}, step {self.meeting.steps}).",
-                why=listing,
+                why="\n".join(f"{worker}: {call}" for worker, call in named.items()),
                 do="let every worker run the same calls with the same shapes and types.",
             )
+            error.calls = named
+            raise error
         if self.joining is not None:
             self.joining.compare_offers(number, calls)
 
@@ -291,7 +293,7 @@ class SharedMemory(Collective):
         self.check_usable()
         self.release()
         with self.failing_for_good():
-            self._wait_until_taken(max((buffer.last_exchange for buffer in buffers), default=0), deadline_s)
+            self._wait_until_taken(max([buffer.last_exchange for buffer in buffers], default=0), deadline_s)
         return SharedExchange(self, buffers, _title(call, buffers), can_redo=can_redo, answers=answers)
 
     def _wait_until_taken(self, number: int, deadline_s: float | None) -> None:
@@ -360,7 +362,7 @@ class SharedMemory(Collective):
 
 
 def _title(call: str, buffers: Sequence[SharedBuffer]) -> str:
-    return f"{call} of {', '.join(buffer.title for buffer in buffers)}" if buffers else call
+    return f"{call} of {', '.join([buffer.title for buffer in buffers])}" if buffers else call
 
 
 def _fill(target: Array, answer: Array) -> Array:

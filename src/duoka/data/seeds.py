@@ -13,6 +13,8 @@ def derive(purpose: str, *numbers: int) -> int:
     >>> derive("body", 0, 4, 1) != derive("body", 0, 5, 0)
     True
     """
-    packed = b"".join(int(number).to_bytes(16, "little", signed=True) for number in numbers)
+    packed = b""
+    for number in numbers:
+        packed += int(number).to_bytes(16, "little", signed=True)
     digest = hashlib.blake2b(packed, digest_size=8, person=purpose.encode()[:16]).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -165,7 +165,10 @@ class Mirrored(Loops, Saving):
         `(loss, metrics)`, the call returns a pair as well. `scaler` is a GradScaler. `check=False` leaves out the
         checks of the first call.
         """
-        return self._function_style().backward(function, args, scaler, check)
+        returned = self._function_style().backward(function, args, scaler, check)
+        if self._session.collective.rehearsal is not None:
+            self._session.collective.rehearsal.note_returned(returned)
+        return returned
 
     def batches(self, loader: Any) -> Any:
         """The global batches of a loader, each as a handle for `strategy.backward`: len(batch), .index, .epoch."""

@@ -29,6 +29,11 @@ class Placement:
     def workers(self) -> tuple[int, ...]:
         return tuple(sorted({share.worker for share in self.shares}))
 
+    @cached_property
+    def homes(self) -> tuple[int, ...]:
+        """The first replica of each share."""
+        return tuple(share.replicas[0] for share in self.shares)
+
     def counts(self) -> dict[int, int]:
         return {worker: len(self.replicas_of(worker)) for worker in self.workers}
 
@@ -46,7 +51,11 @@ class Placement:
         return self.share_of(replica).worker
 
     def share_of(self, replica: int) -> Share:
-        return next(share for share in self.shares if replica in share.replicas)
+        return self._share_by_replica[replica]
+
+    @cached_property
+    def _share_by_replica(self) -> dict[int, Share]:
+        return {replica: share for share in self.shares for replica in share.replicas}
 
     @cached_property
     def partials(self) -> tuple[Node, ...]:

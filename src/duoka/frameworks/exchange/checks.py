@@ -57,13 +57,19 @@ class Checks:
 
     def at_border(self, step: int, get_state: Callable[[], State]) -> None:
         """Everything of the steps before is done, on all workers, and nothing of this one has begun."""
+        self._rehearse(step, get_state)
         if self._every and step % self._every == 0:
             self._look(step, get_state)
 
     def at_some_border(self, step: int, get_state: Callable[[], State]) -> None:
         """For loops that do not come by at every border: the first one from a due step on counts."""
+        self._rehearse(step, get_state)
         if self._every and (self.agreed_step is None or step // self._every > self.agreed_step // self._every):
             self._look(step, get_state)
+
+    def _rehearse(self, step: int, get_state: Callable[[], State]) -> None:
+        if self._collective.rehearsal is not None:
+            self._collective.rehearsal.at_boundary(step, get_state)
 
     def _look(self, step: int, get_state: Callable[[], State]) -> None:
         if step == 0:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -31,7 +33,10 @@ from duoka.frameworks.torch.devices import native
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.function.batches import Batches
 from duoka.frameworks.torch.function.call import Calls
+from duoka.frameworks.torch.function.differences import explain
 from duoka.frameworks.torch.function.evaluation import Evaluator
+from duoka.frameworks.torch.function.loaders import Loaders
+from duoka.frameworks.torch.function.seed import BaseSeed
 from duoka.frameworks.torch.function.style import Styles
 from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
@@ -40,13 +45,16 @@ from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loader_deaths import follow_from_now_on
 from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.newcomers import Newcomers
-from duoka.frameworks.torch.optimizer import hold_back, learning_rates, prepare_optimizer, watch_steps
+from duoka.frameworks.torch.optimizer import describe_rates, hold_back, prepare_optimizer, watch_steps
+from duoka.frameworks.torch.outsiders import end_watch, has_gradients
 from duoka.frameworks.torch.start import agree_on_start, check_devices
 from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.sync_batchnorm import sync_batch_norm
 from duoka.frameworks.torch.tensors import Tensors
 from duoka.frameworks.torch.transport import carry_tensors
 from duoka.strategies.strategy import Options
+
+_prepared_anywhere: WeakSet[torch.optim.Optimizer] = WeakSet()  # a script may have several strategies
 
 
 class TorchAdapter:
@@ -82,14 +90,22 @@ class TorchAdapter:
             self.loop,
             self.tell_once,
             self._contributions,
-            lambda: learning_rates(self._optimizers),
+            self._describe_rates,
         )
-        self._styles = Styles(collective, self.options.borders, self.tell_once)
+        self._styles = Styles(collective, self.options.borders, self.tell_once, is_synced=self.options.sync_batchnorm)
+        self._base_seed = BaseSeed()
         self._calls = Calls(
-            collective, Trained(collective, self._models, self._optimizers), device, seed, self.tell_once, self.checks
+            collective,
+            Trained(collective, self._models, self._optimizers),
+            device,
+            self._base_seed,
+            self.tell_once,
+            self.checks,
         )
-        self._evaluator = Evaluator(collective, self._models, device, seed, self.tell_once, self._calls.inside)
-        self._batches: dict[int, Batches] = {}  # by the user's loader
+        self._loaders = Loaders(collective, self._base_seed, device, self._styles.choose_function, self.tell_once)
+        self._evaluator = Evaluator(
+            collective, self._models, device, self._base_seed, self.tell_once, self._calls.inside, self._loaders
+        )
         self._newcomers = Newcomers(collective.joining, self)
         self._course = Course(
             collective,
@@ -225,13 +241,33 @@ class TorchAdapter:
             if self._styles.is_plain:
                 self._engage_scaler(thing, len(self._parts.scalers))
             return thing
+        if hasattr(thing, "step") and hasattr(thing, "state_dict"):
+            raise self._unknown_scheduler(thing)
         raise MismatchError(
             f"A {type(thing).__name__} cannot be prepared.",
             do="prepare models, optimizers, DataLoaders, LR schedulers and GradScalers; leave the rest as it is.",
         )
 
+    def _unknown_scheduler(self, thing: Any) -> MismatchError:
+        """A scheduler of timm's or of the script's own: outside of functions it steps as it does on one device."""
+        num_replicas, num_workers = self._collective.num_replicas, len(self._collective.workers)
+        do = "leave it out of strategy.prepare, and step it on every worker as on one device."
+        if num_replicas > num_workers:
+            do += (
+                f" A plain loop over the loader would step it once for each of the {num_replicas} replicas: train by"
+                " strategy.backward, or use one replica per worker."
+            )
+        return MismatchError(
+            f"A {type(thing).__name__} cannot be prepared, and need not be.",
+            why="it is not a scheduler of torch.optim.lr_scheduler. In function style (strategy.backward), and in a"
+            " plain loop with one replica per worker, the loop runs once per global batch, and so does its step.",
+            do=do,
+        )
+
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         check_devices(model, self.device)
+        _refuse_uninitialised(model)
+        end_watch()
         model.to(self.device)
         self._models.append(model)
         agree_on_start(model, self._collective)
@@ -241,6 +277,10 @@ class TorchAdapter:
 
     def _prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Parameters that it alone holds are prepared with it: a temperature, an embedding of its own."""
+        end_watch()
+        _prepared_anywhere.add(optimizer)
+        # A script may drop its strategy. Without this reference, the look at each step would be dropped with it.
+        optimizer.register_step_pre_hook(self._stay)
         if strangers := self._list_parameters_of_others(optimizer):
             held = nn.ParameterList(strangers)
             check_devices(held, self.device)
@@ -263,6 +303,9 @@ class TorchAdapter:
                 why="their gradients would never be exchanged.",
                 do="prepare the model whose parameters the optimizer was made with, or train by strategy.backward.",
             )
+
+    def _stay(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Live as long as the prepared optimizer."""
 
     def _look_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Before any optimizer steps: one on a prepared model whose gradients nobody has exchanged is found here."""
@@ -297,6 +340,17 @@ class TorchAdapter:
                 why="it would step once for each replica, on a gradient that is not the whole batch's.",
                 do="pass the optimizer to strategy.prepare, too.",
             )
+        # Outside of loops a script may train something else by itself, whole on every worker.
+        if self.loop.body is None or optimizer in _prepared_anywhere or not has_gradients(optimizer):
+            return
+        gc.collect()  # ends the iterator of a loop that an error has left
+        if self.loop.body is not None:
+            self.loop.is_interrupted = True
+            raise MismatchError(
+                f"This {type(optimizer).__name__} steps on parameters that were not prepared, and the loader was.",
+                why="each worker would train a model of its own, on its own samples: no gradient is exchanged.",
+                do="pass all of them: model, optimizer, loader = strategy.prepare(model, optimizer, loader).",
+            )
 
     def _check_before_step(self, optimizer: Any) -> None:
         if self.loop.is_managed and self.evaluation.is_open:
@@ -310,6 +364,9 @@ class TorchAdapter:
             self.gradients.exchange_outside(optimizer)
         else:
             self.gradients.check_before_step(optimizer)
+
+    def _describe_rates(self) -> list[str]:
+        return describe_rates(self._optimizers, self._parts.schedulers)
 
     # What the strategy asks.
 
@@ -346,6 +403,7 @@ class TorchAdapter:
                 do="call strategy.accumulate(k) before the loop.",
             )
         self.gradients.accumulation = Accumulation(num_batches)
+        self._styles.accumulate(num_batches)
         if num_batches > 1 and not self.loop.is_managed:
             self.loop.is_managed = True
             self.choose_plain() if not self._styles.is_plain else self._start_managing()
@@ -511,7 +569,12 @@ class TorchAdapter:
 
     def backward(self, function: Any, args: Sequence[Any], scaler: Any, check: bool) -> Any:
         self._styles.choose_function()
-        return self._calls.backward(function, args, scaler, learning_rates(self._optimizers), check=check)
+        try:
+            return self._calls.backward(function, args, scaler, self._describe_rates(), check=check)
+        except MismatchError as error:
+            if error.calls is None:
+                raise
+            raise explain(error, self._calls.number) from None
 
     def batches(self, loader: Any) -> Batches:
         """The global batches of a loader as handles; the same object for the same loader."""
@@ -521,10 +584,7 @@ class TorchAdapter:
                 f"strategy.batches cannot split a {type(loader).__name__}.",
                 do="pass a DataLoader, prepared or not; batches of your own go to strategy.backward as tensors.",
             )
-        if id(plain) not in self._batches:
-            begin = self._styles.choose_function
-            self._batches[id(plain)] = Batches(plain, self._collective, self.loop.seed, self.device, begin)
-        return self._batches[id(plain)]
+        return self._loaders.batches(plain)
 
     def rows(self, tensor: Any) -> Any:
         return self._calls.rows(tensor)
@@ -540,6 +600,16 @@ class TorchAdapter:
                 do="give it a DataLoader, prepared or not.",
             )
         return self._evaluator.evaluate(function, plain)
+
+
+def _refuse_uninitialised(model: nn.Module) -> None:
+    names = [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if names:
+        raise MismatchError(
+            f"The model has a parameter without a shape: {names[0]}.",
+            why="lazy layers learn their shapes from the first batch, and all workers must begin with equal weights.",
+            do="run the model on one batch before strategy.prepare: model(torch.zeros(1, ...)).",
+        )
 
 
 def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

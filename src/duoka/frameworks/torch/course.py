@@ -10,7 +10,6 @@ from torch import nn
 
 from duoka.collectives.collective import Collective
 from duoka.collectives.joining import unrecorded
-from duoka.data.shares import share
 from duoka.errors import CheckpointError, DuokaError, MismatchError, Stopped
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.contributions import Contributions
@@ -21,7 +20,8 @@ from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.note import compare_stories
 from duoka.frameworks.torch.shapes import fix_shapes
-from duoka.frameworks.torch.source import Unit
+from duoka.frameworks.torch.single_samples import SingleSamples
+from duoka.frameworks.torch.source import Unit, rows_of
 from duoka.frameworks.torch.sparse import sparse_parameters
 from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.statistics import Statistics
@@ -35,11 +35,6 @@ def refusal(why: str, do: str = "") -> CheckpointError:
         or "write `for batch in loader:`; where an iterator is kept in a variable and its loop is left by break, `del`"
         " the variable behind the loop.",
     )
-
-
-def _normalises_rows(model: nn.Module) -> bool:
-    """Whether it has a BatchNorm that takes its variance over rows. Over pictures one row is enough."""
-    return any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules())
 
 
 class Course:
@@ -79,6 +74,10 @@ class Course:
         self._calls: tuple[int, list[str]] | None = None  # of the first body of this batch
         self._placement = collective.placement  # when this batch began
         self._left: DuokaError | None = None
+        self._num_rows = 0  # of this batch
+        self._single_samples = SingleSamples(models, collective.num_replicas, tell_once)
+        self._looked_ahead: set[int] = set()  # sizes of last batches
+        self._end_watch: Callable[[], None] = lambda: None
 
     def is_evaluating(self) -> bool:
         return not torch.is_grad_enabled() or (bool(self._models) and not any(m.training for m in self._models))
@@ -108,7 +107,8 @@ class Course:
         self._at_border(self._compare)
 
     def _compare(self) -> None:
-        if self._loop.is_managed and not self._gradients.accumulation.batches_before:
+        is_looked_at = self._loop.is_managed or self._collective.rehearsal is not None
+        if is_looked_at and not self._gradients.accumulation.batches_before:
             self._checks.at_border(self._loop.step, lambda: TorchState(self._models, self._optimizers))
 
     def begin_batch(self, num_rows: int, is_last: bool) -> None:
@@ -121,7 +121,7 @@ class Course:
         self._calls, self._placement = None, self._collective.placement
         if self._loop.is_managed:
             fix_shapes()
-            self._check_single_rows(num_rows)
+            self._num_rows = num_rows
             self._loop.is_due = self._gradients.accumulation.is_due(is_last)
             self._gradients.begin_batch()
 
@@ -141,28 +141,26 @@ class Course:
             self._statistics = statistics
             self._gradients.watch(list(named.values()), sparse_parameters(self._models), statistics)
 
-    def _check_single_rows(self, num_rows: int) -> None:
-        if self._is_synced or self._collective.num_replicas == 1:
-            return
-        shares = {len(share(num_rows, self._collective.num_replicas, r)) for r in range(self._collective.num_replicas)}
-        if 1 in shares and any(_normalises_rows(model) for model in self._models):
-            raise MismatchError(
-                f"At step {self._loop.step} a replica has a single row, and the model has BatchNorm in training mode.",
-                why=f"{num_rows} rows are split between {self._collective.num_replicas} replicas, and the variance of"
-                " one row is not defined (BatchNorm1d).",
-                do="use drop_last=True in the DataLoader, fewer replicas, or sync_batchnorm=True.",
-            )
-
     def begin_body(self, unit: Unit, is_first: bool) -> None:
         if not self._loop.is_managed:
             return
         self._contributions.forget_replicas(unit)
+        self._watch_single_samples(unit)
         if not is_first:
             self._gradients.begin_later_body()
             self._statistics.begin_later_body()
         self._statistics.watch_still()
 
+    def _watch_single_samples(self, unit: Unit) -> None:
+        self._end_watch()
+        if not self._is_synced:
+            rows, _ = rows_of(self._num_rows, self._collective.num_replicas, unit)
+            last = 0 if len(unit) > 1 or self._loop.last_rows in self._looked_ahead else self._loop.last_rows
+            self._looked_ahead.add(last)
+            self._end_watch = self._single_samples.watch(unit[0], len(rows), self._num_rows, last)
+
     def end_body(self, body: Body) -> None:
+        self._end_watch()
         if body.is_discarded:
             self._contributions.forget()
         if not self._loop.is_managed or body.is_discarded:
@@ -196,6 +194,7 @@ class Course:
 
     def leave_batch(self, body: Body) -> None:
         """The user's loop was left by `break`, `return` or an error. A complete batch counts, another one does not."""
+        self._end_watch()
         try:
             if self._loop.is_complete or not self._loop.is_managed:
                 self.end_body(body)

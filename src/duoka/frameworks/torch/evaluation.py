@@ -71,6 +71,12 @@ class Evaluation:
     def loop(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The batches of this worker's replicas, one replica after the other; no loop bodies, nothing to step."""
         self._num_loops += 1
+        if len(self._collective.workers) > 1:
+            self._tell_once(
+                "a loop over a prepared loader without training sees the samples of this worker: its sums and means are"
+                " this worker's; use strategy.evaluate(function, loader), or strategy.sum after the loop, or loop over"
+                " a loader that is not prepared"
+            )
         blocks, number = self._blocks_of(loader), self._num_loops
         return self._run_loop(blocks, number)
 

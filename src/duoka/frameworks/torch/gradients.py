@@ -35,7 +35,7 @@ class Gradients:
         loop: Loop,
         tell: Callable[[str, str], None],
         contributions: Contributions,
-        rates: Callable[[], list[float]] = list,
+        rates: Callable[[], list[str]] = list,
     ) -> None:
         self._collective = collective
         self.ordinal = collective.count_up("gradients")

@@ -24,6 +24,7 @@ from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import count_rows, map_tensors, take_rows
 from duoka.frameworks.torch.order import digest, has_own_sampler, list_batches, seeded_order
 from duoka.frameworks.torch.randomness import seeded
+from duoka.frameworks.torch.single_samples import count_last_batch
 from duoka.frameworks.torch.source import Source, Unit, rows_of
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ class PreparedLoader(Ending):
         number = self.passes.number
         batches = self._list_batches()
         self._loop.order = self.passes.order = digest(batches)
+        self._loop.last_rows = count_last_batch(self._loader)
         self._check_order(batches)
         self._source.begin(batches, number)
         for position in range(first, len(batches)):
@@ -219,6 +221,7 @@ class PreparedLoader(Ending):
             self._hooks.tell_once(f"{what}: every worker reads all of it, and keeps its share of each batch")
         if first:
             self._hooks.tell_once(f"a stream is read from its beginning: {first} batches are skipped")
+        self._loop.last_rows = 0
         number = self.passes.number
         with seeded_order(self._loader, self._loop.seed, number):
             batches = start(self._loader)

@@ -78,6 +78,7 @@ class Loop:
         self.runs_whole_shares = False  # a worker's rows as one batch: for steps that exchange in their middle
         self.batch = 0  # completed global batches
         self.step = 0  # committed updates: fewer than batches when gradients are accumulated
+        self.last_rows = 0  # of the last batch of the pass under way, if it is a smaller one
         self.order = ""  # a digest of the epoch's order, compared between workers at every step
         self.body: Body | None = None
         self.is_complete = False  # the batch of this body is: p.grad is whole

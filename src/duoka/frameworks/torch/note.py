@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,15 @@ from duoka.errors import MismatchError
 
 _HEAD = struct.Struct("<dd??IIHHH")
 _LONGEST_STORY = 600
+RATES = "; learning rates "
+_PLATEAU = re.compile(r"(ReduceLROnPlateau \(scheduler \d+\)): best ([^\s,]+)")
+_DO_RATES = (
+    "step schedulers on every worker, not under `if strategy.is_main`, and once per global batch. Pass a scheduler of"
+    " torch.optim.lr_scheduler to strategy.prepare. Any other scheduler, and a rate set by hand, steps once per batch"
+    " in function style (strategy.backward), or with one replica per worker.\n"
+    "A scheduler that takes a number (ReduceLROnPlateau) needs one that is equal on all workers: strategy.mean(loss)"
+    " after the loop, or strategy.evaluate(function, loader)."
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +77,10 @@ def read_story(packed: bytes) -> bytes:
     return packed[_HEAD.size : _HEAD.size + length]
 
 
-def tell_story(last_calls: Sequence[str], calls: Sequence[str], rates: Iterable[float]) -> str:
+def tell_story(last_calls: Sequence[str], calls: Sequence[str], rates: Iterable[str]) -> str:
     """One line, short enough to travel at every step: its end gives way to a digest."""
     before = f"before: {', '.join(last_calls) or 'nothing'}; " if last_calls else ""
-    story = f"{before}now: {', '.join(calls)}; learning rates {', '.join(f'{rate:.17g}' for rate in rates) or 'none'}"
+    story = f"{before}now: {', '.join(calls)}{RATES}{', '.join(rates) or 'none'}"
     if len(story) <= _LONGEST_STORY:
         return story
     return f"{story[:_LONGEST_STORY]}... {hashlib.sha256(story.encode()).hexdigest()[:16]}"
@@ -83,16 +93,44 @@ def compare_stories(stories: Sequence[str], step: int) -> None:
     by_story: dict[str, list[int]] = {}
     for replica, story in enumerate(stories):
         by_story.setdefault(story, []).append(replica)
-    listing = "\n".join(
-        f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, replicas))}: {story}"
+    named = {
+        f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, replicas))}": story
         for story, replicas in by_story.items()
-    )
+    }
+    if len({story.partition(RATES)[0] for story in stories}) == 1:
+        rates = {replicas: story.partition(RATES)[2] for replicas, story in named.items()}
+        raise rates_differ(rates, f"At step {step}", _DO_RATES)
+    listing = "\n".join(f"{replicas}: {story}" for replicas, story in named.items())
     raise MismatchError(
         f"At step {step} the loop bodies of the replicas did not do the same.",
         why=listing,
-        do="let every body call the same things: count with strategy.enumerate or strategy.step, pass schedulers to"
-        " strategy.prepare, leave a batch out on all replicas or on none.",
+        do="let every body call the same things: count with strategy.enumerate or strategy.step, guard what"
+        " runs once per batch with `if strategy.stepped:`, leave a batch out on all replicas or on none.",
     )
+
+
+def rates_differ(rates: Mapping[str, str], when: str, do: str) -> MismatchError:
+    """Return the error for learning rates, or numbers passed to ReduceLROnPlateau, that differ.
+
+    >>> rates = {"worker 0": "optimizer 1: 0.1, ReduceLROnPlateau (scheduler 1): best 0.5"}
+    >>> rates["worker 1"] = "optimizer 1: 0.1, ReduceLROnPlateau (scheduler 1): best 0.7"
+    >>> print(rates_differ(rates, "At step 3", "").what)
+    At step 3 ReduceLROnPlateau (scheduler 1) was passed numbers that differ between workers.
+    """
+    listing = "\n".join(f"{owner}: {text}" for owner, text in rates.items())
+    found = {text: dict(_PLATEAU.findall(text)) for text in rates.values()}
+    first, *others = found.values()
+    for name in first:
+        if any(other.get(name) != first[name] for other in others):
+            return MismatchError(
+                f"{when} {name} was passed numbers that differ between workers.",
+                why=f"{listing}\nIt would change the learning rate at a different time on each worker.",
+                do="pass a number that is equal on all workers: strategy.evaluate(function, loader), or"
+                " strategy.mean(loss) after the loop. In function style, pass the loss that strategy.backward"
+                " returns: it is the loss of the global batch. Step it on every worker, not under"
+                " `if strategy.is_main`.",
+            )
+    return MismatchError(f"{when} the learning rates differ.", why=listing, do=do)
 
 
 class Notes:

@@ -6,7 +6,7 @@ They stay the same objects, and what they save stays as it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 from weakref import WeakMethod
@@ -120,5 +120,17 @@ def _evaluate_once(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def learning_rates(optimizers: list[Any]) -> list[float]:
-    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+def describe_rates(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> list[str]:
+    """Return the learning rates of each optimizer, and the best number that each ReduceLROnPlateau was passed.
+
+    Workers compare them. A number of one worker alone is found as soon as a scheduler gets it, long before the rates
+    differ.
+    """
+    found = []
+    for number, optimizer in enumerate(optimizers, start=1):
+        rates = [repr(float(group["lr"])) for group in optimizer.param_groups if "lr" in group]
+        found.append(f"optimizer {number}: {', '.join(rates) or 'none'}")
+    for number, scheduler in enumerate(schedulers, start=1):
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            found.append(f"ReduceLROnPlateau (scheduler {number}): best {scheduler.best!r}")
+    return found

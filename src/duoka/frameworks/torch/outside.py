@@ -27,7 +27,7 @@ class Outside:
         self.round = round
         self._is_first = True
 
-    def exchange(self, rates: Sequence[float]) -> Notes | None:
+    def exchange(self, rates: Sequence[str]) -> Notes | None:
         """Put the mean over workers where the round shows it; None when a worker was lost."""
         if len(self._collective.replicas) > 1:
             raise _unprepared(f"{len(self._collective.replicas)} replicas run on this worker, and one batch came")

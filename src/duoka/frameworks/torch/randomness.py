@@ -15,12 +15,19 @@ import torch
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
     """Python's, NumPy's and PyTorch's global generators start from this seed; outside, nothing has happened."""
+    with keeping_generators():
+        seed_all(number)
+        yield
+
+
+@contextmanager
+def keeping_generators() -> Iterator[None]:
+    """Whatever is seeded or drawn inside, the global generators are restored afterwards."""
     python_state = random.getstate()
     numpy_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     torch_state = torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     is_ending = sys.is_finalizing  # kept here: where a loop is left behind, names of modules may be None by then
-    seed_all(number)
     try:
         yield
     finally:

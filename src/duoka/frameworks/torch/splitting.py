@@ -21,6 +21,7 @@ from duoka.frameworks.torch.contributions import Contributions
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loop import Body, Loop
 from duoka.frameworks.torch.nested import map_tensors
+from duoka.frameworks.torch.outsiders import end_watch
 from duoka.frameworks.torch.randomness import seeded
 from duoka.frameworks.torch.source import rows_of
 from duoka.frameworks.torch.sparse import sparse_parameters
@@ -32,6 +33,7 @@ from duoka.frameworks.torch.tensors import Tensors
 class Splitting:
     def __init__(self, module: nn.Module, collective: Collective, seed: int, device: torch.device, axis: int) -> None:
         check_devices(module, device)
+        end_watch()
         module.to(device)
         if collective.joining is not None:
             collective.joining.refuse("a split module cannot take in a worker yet")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from duoka.collectives.arrays import Array
+from duoka.frameworks.torch.layers import Layers
 
 
 class _Place(NamedTuple):
@@ -22,6 +23,7 @@ class TorchState:
     """As it is now: made anew for each look, because optimizers make their tensors with the first step."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        self.layers = Layers(models)
         self.lines: list[str] = []
         self._places: list[_Place] = []
         names: dict[int, str] = {}

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from duoka.errors import MismatchError
+
 # Layers whose running statistics are means over rows, so that their weighted mean makes sense.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase,)
 _MERGED = ("running_mean", "running_var")
@@ -43,6 +45,11 @@ class Place(NamedTuple):
         return tensor.detach()
 
     @property
+    def held(self) -> torch.Tensor | None:
+        """The very tensor that is there now."""
+        return self.module._buffers[self.name]
+
+    @property
     def mark(self) -> tuple[int, int]:
         """Changes when the buffer is changed in place or replaced."""
         tensor = self.module._buffers[self.name]
@@ -51,6 +58,14 @@ class Place(NamedTuple):
     def put(self, value: torch.Tensor) -> None:
         """A backward through what has read the buffer before is refused from here on."""
         self.tensor.copy_(value.view(self.tensor.shape))
+
+    def put_back(self, held: torch.Tensor | None, value: torch.Tensor) -> None:
+        """Let the same tensor be there again, with this value.
+
+        A layer that has put another tensor there may have put the batch itself there: nothing is written to it.
+        """
+        self.module._buffers[self.name] = held
+        self.put(value)
 
     def put_in_body(self, value: torch.Tensor) -> None:
         """The same, in the middle of a body: backwards through what has read the buffer may follow."""
@@ -88,13 +103,19 @@ class Statistics:
                     self.others.append(place)
                 else:
                     self.still.append(place)
+        self.has_any = bool(self.merged or self.others or self.still)
         self._at_start: list[torch.Tensor] = []  # what a batch began with: the merged ones, then the others
+        self._held: list[torch.Tensor | None] = []  # the tensors themselves, in the same order
+        self._still_held: list[torch.Tensor | None] = []
+        self._still_marks: list[tuple[int, int]] = []
         self._marks: list[tuple[int, int]] = []
         self._still_values: list[torch.Tensor] = []
 
     def keep_still(self) -> None:
         """Copy the still ones, once: should a body change one after all, the next body starts from this."""
         self._still_values = [place.tensor.clone() for place in self.still]
+        self._still_held = [place.held for place in self.still]
+        self._still_marks = [place.mark for place in self.still]
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -109,14 +130,20 @@ class Statistics:
         return sum(place.tensor.numel() * place.tensor.element_size() for place in self.others)
 
     def begin_batch(self) -> None:
-        self._at_start = [place.tensor.clone() for place in (*self.merged, *self.others)]
+        places = (*self.merged, *self.others)
+        self._at_start, self._held = [place.tensor.clone() for place in places], [place.held for place in places]
+        for position, place in enumerate(self.still[: len(self._still_values)]):
+            if place.mark != self._still_marks[position]:  # the script has changed it since it was copied
+                self._still_values[position] = place.tensor.clone()
+                self._still_held[position], self._still_marks[position] = place.held, place.mark
 
     def begin_later_body(self) -> None:
         """Another replica of the same batch starts from where the first one did."""
-        for place, value in zip((*self.merged, *self.others), self._at_start, strict=True):
-            place.put(value)
+        for place, held, value in zip((*self.merged, *self.others), self._held, self._at_start, strict=True):
+            place.put_back(held, value)
         for position in self.moved():
-            self.still[position].put(self._still_values[position])
+            self.still[position].put_back(self._still_held[position], self._still_values[position])
+            self._still_marks[position] = self.still[position].mark
 
     @property
     def num_merged(self) -> int:
@@ -155,7 +182,14 @@ class Statistics:
 
     def write_others(self, place: torch.Tensor) -> None:
         start = 0
-        for other in self.others:
+        for other, begun in zip(self.others, self._at_start[len(self.merged) :], strict=True):
+            if other.tensor.shape != begun.shape or other.tensor.dtype != begun.dtype:
+                raise MismatchError(
+                    f"The buffer {other.name} of a {type(other.module).__name__} had the shape {tuple(begun.shape)} and"
+                    f" has {tuple(other.tensor.shape)} after the forward.",
+                    why="buffers travel between workers, in memory of a fixed size.",
+                    do="let the buffer have its full size from the start, or keep it outside of the model.",
+                )
             data = as_bytes(other.tensor)
             place[start : start + data.numel()] = data
             start += data.numel()
@@ -177,12 +211,12 @@ class Statistics:
 
 
 def _digest(places: Sequence[Place]) -> int:
-    """Zero for what would take too long."""
-    if sum(place.tensor.nbytes for place in places) > _LARGEST_DIGEST_BYTES:
-        return 0
+    """Of all bytes; of large buffers, of some of them."""
     digest = 0
     for place in places:
-        digest = zlib.crc32(as_bytes(place.tensor).cpu().numpy(), digest)
+        data = as_bytes(place.tensor)
+        step = 1 + data.numel() // _LARGEST_DIGEST_BYTES
+        digest = zlib.crc32((data if step == 1 else data[::step].contiguous()).cpu().numpy(), digest)
     return digest
 
 

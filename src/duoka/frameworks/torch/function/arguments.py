@@ -34,6 +34,7 @@ def count_samples(args: Sequence[Any], first: int = 1) -> int | None:
     known: tuple[int, str] | None = None
     for number, arg in enumerate(args, start=first):
         for name, part in _walk(arg, f"argument {number}"):
+            _refuse_graph(part, name)
             length = len(part)
             if known is None:
                 known = length, name
@@ -89,20 +90,41 @@ def fingerprint(args: Sequence[Any], *, is_whole: bool) -> int:
         for _, part in _walk(arg, ""):
             if not isinstance(part, list):
                 digest = _digest(part, digest, is_whole)
-            elif part and isinstance(part[0], torch.Tensor | np.ndarray):
+            elif part:
                 for item in part if is_whole else (part[0], part[-1]):
-                    digest = _digest(item, digest, is_whole)
+                    if isinstance(item, torch.Tensor | np.ndarray):
+                        digest = _digest(item, digest, is_whole)
+                    elif isinstance(item, str | bytes | int | float):
+                        digest = zlib.crc32(repr(item).encode(), digest)
     return digest
 
 
+def _refuse_graph(part: Any, name: str) -> None:
+    if isinstance(part, torch.Tensor) and part.requires_grad:
+        raise MismatchError(
+            f"strategy.backward was given {name}, which requires a gradient.",
+            why="each replica's backward would reach it by itself, on one worker, and its gradient would be a part.",
+            do="pass it detached; or prepare it (strategy.prepare takes the optimizer that holds it) and close over it"
+            " in the function.",
+        )
+
+
 def _digest(part: Any, digest: int, is_whole: bool) -> int:
-    tensor = part.detach() if isinstance(part, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(part))
-    flat = tensor.reshape(-1)
+    if isinstance(part, np.ndarray):
+        return _digest_array(part, digest, is_whole)
+    flat = part.detach().reshape(-1)
     if not is_whole and len(flat) > _WORDS:
         flat = flat[:: len(flat) // _WORDS]
     if flat.is_cuda:
         flat = flat.cpu()
     return zlib.crc32(flat.contiguous().view(torch.uint8).numpy(), digest)
+
+
+def _digest_array(part: np.ndarray, digest: int, is_whole: bool) -> int:
+    flat = part.reshape(-1)
+    if not is_whole and len(flat) > _WORDS:
+        flat = flat[:: len(flat) // _WORDS]
+    return zlib.crc32(np.ascontiguousarray(flat).tobytes(), digest)
 
 
 def _walk(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -112,7 +134,7 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             raise _cannot_cut(value, name)
         if value.ndim:
             yield name, value
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, np.ndarray) and value.dtype != object:
         if value.ndim:
             yield name, value
     elif isinstance(value, list):

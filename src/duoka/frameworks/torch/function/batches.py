@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from duoka.collectives.collective import Collective
 from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.function import arguments
-from duoka.frameworks.torch.function.shares import Loaded, ShareLoader
+from duoka.frameworks.torch.function.shares import OWN_GENERATOR, Loaded, ShareLoader
 from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.nested import map_tensors
+from duoka.frameworks.torch.single_samples import count_last_batch
 
 Load = Callable[[int], Any]  # a replica's samples
 Cuts = tuple[tuple[int, int], ...]
@@ -23,6 +24,8 @@ LoadCuts = Callable[[Cuts], dict[int, Any]]
 
 class Batch:
     """A handle of one global batch, for `strategy.backward`. It can be used until the next one is drawn."""
+
+    last_size = 0  # with the first batch: samples of the loader's last one, if it is smaller
 
     def __init__(
         self,
@@ -34,32 +37,36 @@ class Batch:
         device: torch.device,
         samples_digest: int = 0,
     ) -> None:
-        self._num_samples, self._load, self._load_cuts, self._device = num_samples, load, load_cuts, device
+        self.num_samples, self._load, self._load_cuts = num_samples, load, load_cuts
+        self._move = operator.methodcaller("to", device, non_blocking=True)
         self.index, self.epoch = index, epoch
         self.samples_digest = samples_digest  # of samples that all workers must find alike; 0: none were looked at
         self._is_current = True
         self._moved: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return self._num_samples
+        return self.num_samples
 
     @property
     def title(self) -> str:
         """To be compared between workers."""
-        return f"batch {self.index} of pass {self.epoch} ({self._num_samples} samples)"
+        return f"batch {self.index} of pass {self.epoch} ({self.num_samples} samples)"
 
     def load(self, replica: int) -> Any:
         """A replica's samples, on the device."""
         if replica not in self._moved:
-            self._moved[replica] = map_tensors(self._load(replica), self._move)
+            value = self._load(replica)
+            if type(value) in (tuple, list):  # one Python call for tensors side by side: this happens in every step
+                move = self._move
+                value = [move(v) if isinstance(v, torch.Tensor) else map_tensors(v, move) for v in value]
+            else:
+                value = map_tensors(value, self._move)
+            self._moved[replica] = value
         return self._moved[replica]
 
     def load_cuts(self, cuts: Cuts) -> dict[int, Any]:
         """These parts of the first samples of the batch, each by itself: for the check of a function's first call."""
         return {number: map_tensors(part, self._move) for number, part in self._load_cuts(cuts).items()}
-
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
 
     def check_current(self) -> None:
         if not self._is_current:
@@ -92,15 +99,14 @@ class Batches:
     def __init__(
         self,
         loader: DataLoader[Any],
-        collective: Collective,
-        seed: int,
+        find_shares: Callable[[DataLoader[Any]], ShareLoader | None],
+        num_replicas: int,
         device: torch.device,
         begin: Callable[[], None],
+        tell: Callable[..., None],
     ) -> None:
-        self._loader, self._collective, self._device, self._begin = loader, collective, device, begin
-        self._is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-        self._is_plain = collective.num_replicas == 1 or self._is_stream
-        self._shares = None if self._is_plain else ShareLoader(loader, collective, seed)
+        self._loader, self._find_shares, self._num_replicas = loader, find_shares, num_replicas
+        self._device, self._begin, self._tell = device, begin, tell
         self._epoch = -1
         self._last: Batch | None = None
 
@@ -113,10 +119,10 @@ class Batches:
         self._begin()
         self._epoch += 1
         # Begun here, not at the first batch: what an iterator draws when it is made is drawn in the script's order.
-        if self._shares is None:
+        if (shares := self._find_shares(self._loader)) is None:
             batches = self._read_whole(start(self._loader))
         else:
-            batches = self._read_shares(self._shares.read(self._epoch))
+            batches = self._read_shares(shares.read(self._epoch))
         return self._hand_out(batches, self._epoch)
 
     def _hand_out(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
@@ -129,17 +135,25 @@ class Batches:
             if self._last is not None:
                 self._last.end()
             self._last = batch
+            if batch.index == 0:
+                batch.last_size = count_last_batch(self._loader)
             yield batch
 
     def _read_shares(self, shares: Iterator[Loaded]) -> Iterator[Batch]:
         for index, loaded in enumerate(shares):
-            yield Batch(
-                loaded.num_samples, index, self._epoch, loaded.load, loaded.load_cuts, self._device, loaded.digest
-            )
+            digest = loaded.digest
+            if digest == OWN_GENERATOR:
+                digest = 0
+                self._tell(
+                    "a sample of the loader's dataset differs from one time to the next, because the dataset draws from"
+                    " a generator of its own: runs do not repeat bit for bit. Draw from the global generator of torch,"
+                    " NumPy or Python"
+                )
+            yield Batch(loaded.num_samples, index, self._epoch, loaded.load, loaded.load_cuts, self._device, digest)
 
     def _read_whole(self, batches: Iterator[Any]) -> Iterator[Batch]:
         """With one replica, and of streams: every worker reads everything."""
-        num_replicas = self._collective.num_replicas
+        num_replicas = self._num_replicas
         for index, batch in enumerate(batches):
             parts = batch if type(batch) in (tuple, list) else [batch]
             num_samples = _count(parts, num_replicas)
@@ -149,11 +163,11 @@ class Batches:
 
     def _check_batch_size(self) -> None:
         size = self._loader.batch_size or getattr(self._loader.batch_sampler, "batch_size", None)
-        if isinstance(size, int) and size < self._collective.num_replicas:
+        if isinstance(size, int) and size < self._num_replicas:
             raise MismatchError(
-                f"A batch of {size} samples cannot be split between {self._collective.num_replicas} replicas.",
+                f"A batch of {size} samples cannot be split between {self._num_replicas} replicas.",
                 why="batch_size is global: every replica takes its share of each batch.",
-                do=f"use batch_size={self._collective.num_replicas} or more, or fewer replicas.",
+                do=f"use batch_size={self._num_replicas} or more, or fewer replicas.",
             )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from duoka.collectives.collective import Collective
 from duoka.data.seeds import derive
@@ -24,8 +24,10 @@ from duoka.errors import MismatchError
 from duoka.frameworks.torch.function import arguments
 from duoka.frameworks.torch.function.extras import exchange_metrics
 from duoka.frameworks.torch.function.first_call import in_eval_mode
+from duoka.frameworks.torch.function.loaders import Loaders
 from duoka.frameworks.torch.function.returned import ALONE, Measured, Rows, combine
-from duoka.frameworks.torch.function.shares import EvaluationReader, ShareLoader
+from duoka.frameworks.torch.function.seed import BaseSeed
+from duoka.frameworks.torch.function.shares import EvaluationReader
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.nested import map_tensors
@@ -43,14 +45,14 @@ class Evaluator:
         collective: Collective,
         models: Sequence[nn.Module],
         device: torch.device,
-        seed: int,
+        seed: BaseSeed,
         tell: Callable[..., None],
         inside: Callable[[], Any],
+        loaders: Loaders,
     ) -> None:
         self._collective, self._models, self._device, self._seed = collective, models, device, seed
-        self._tell, self._inside = tell, inside
+        self._tell, self._inside, self._loaders = tell, inside, loaders
         self._number = 0
-        self._readers: dict[int, Any] = {}  # by loader
 
     def evaluate(self, function: Function, loader: DataLoader[Any]) -> Any:
         self._number += 1
@@ -58,33 +60,41 @@ class Evaluator:
             return self._evaluate(function, loader)
 
     def _evaluate(self, function: Function, loader: DataLoader[Any]) -> Any:
-        reader = self._reader_of(loader)
-        reader.begin(self._number)
+        reader = self._read(loader)
         totals: dict[int, _Totals] = {}
         begin = time.monotonic()
-        self._add_up(function, reader, self._collective.replicas, totals)
-        seconds = time.monotonic() - begin
-
-        def measure(replica: int) -> Measured | None:
-            if replica not in totals:  # the replica of a lost worker
-                self._add_up(function, reader, (replica,), totals)
-            return totals[replica].measured
-
         if self._collective.num_replicas == 1:
+            self._add_up(function, reader, (0,), totals)
             measured = totals[0].measured
             answer = (
                 None if measured is None else combine(measured.kinds, measured.numbers, measured.rows, self._device)
             )
         else:
+            failure: list[BaseException] = []  # of this worker: all others hear of it in the exchange
+
+            def add_up(replicas: Sequence[int]) -> None:
+                try:
+                    self._add_up(function, reader, replicas, totals)
+                except (Exception, SystemExit) as error:
+                    failure.append(error)
+
+            def measure(replica: int) -> Measured | None:
+                if replica not in totals and not failure:  # the replica of a lost worker
+                    add_up((replica,))
+                return totals[replica].measured if replica in totals else None
+
+            add_up(self._collective.replicas)
+            seconds = time.monotonic() - begin
             # Whoever has harder batches, or a lost replica's, takes longer by a part of what these took.
             answer = exchange_metrics(
                 self._collective,
                 f"strategy.evaluate {self._number}",
-                reader.num_samples,
+                lambda: reader.num_samples,
                 measure,
                 self._device,
                 reader.places,
                 lambda: 3.0 * math.ceil(seconds),
+                failure,
             )
             self._collective.end_step()
         if answer is None:
@@ -92,15 +102,11 @@ class Evaluator:
             return math.nan
         return answer
 
-    def _reader_of(self, loader: DataLoader[Any]) -> Any:
-        if id(loader) not in self._readers:
-            is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-            if is_stream or self._collective.num_replicas == 1:
-                self._readers[id(loader)] = _WholeReader(loader, self._collective.num_replicas)
-            else:
-                shares = ShareLoader(loader, self._collective, self._seed)
-                self._readers[id(loader)] = EvaluationReader(shares, loader, self._collective.num_replicas)
-        return self._readers[id(loader)]
+    def _read(self, loader: DataLoader[Any]) -> Any:
+        shares, num_replicas = self._loaders.shares(loader), self._collective.num_replicas
+        if shares is None:
+            return _WholeReader(loader, num_replicas)
+        return EvaluationReader(shares, loader, num_replicas, self._number)
 
     def _add_up(self, function: Function, reader: Any, replicas: Sequence[int], totals: dict[int, _Totals]) -> None:
         totals.update({replica: _Totals() for replica in replicas})
@@ -110,9 +116,9 @@ class Evaluator:
             self._collective.work_on(self._number, (replica,))
             batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
             parts = list(batch) if type(batch) in (tuple, list) else [batch]
-            seed = nullcontext() if is_alone else seeded(derive("evaluation", self._seed, self._number, number))
+            seed = nullcontext() if is_alone else seeded(derive("evaluation", self._seed.number, self._number, number))
             with seed, self._inside():
-                returned = function(batch) if takes_one else function(*parts)
+                returned = function(batch) if takes_one and len(parts) > 1 else function(*parts)
             totals[replica].add(returned, reader.size_of(number))
 
 
@@ -156,9 +162,6 @@ class _WholeReader:
         self._loader, self._num_replicas = loader, num_replicas
         self._sizes: list[int] = []
         self._state: Any = None
-
-    def begin(self, number: int) -> None:
-        self._sizes, self._state = [], None
 
     def read(self, replicas: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
         if self._num_replicas == 1:

@@ -12,7 +12,7 @@ import torch
 
 from duoka.collectives.collective import Collective, Exchange
 from duoka.data.shares import share
-from duoka.errors import MismatchError
+from duoka.errors import MismatchError, ReplicaFailed
 from duoka.frameworks.torch.function.returned import Measured, combine, decode, encode
 
 _LONGEST_TEXT, _MOST_NUMBERS = 1000, 64  # a note holds 4 KB
@@ -25,21 +25,40 @@ def fits_into_note(measured: Measured, packed: bytes) -> bool:
 def exchange_metrics(
     collective: Collective,
     name: str,
-    num_samples: int,
+    count_samples: Callable[[], int],
     measure: Callable[[int], Measured | None],
     device: torch.device,
     places: Callable[[int], Sequence[range]] | None = None,
     patience_s: Callable[[], float] = lambda: 0.0,
+    failure: Sequence[BaseException] = (),
 ) -> Any:
     """Return the metrics of all samples. `measure` computes a replica's; None if it has no samples.
 
     Two exchanges: a replica without samples learns from the first one what is measured. `places` says which samples a
-    replica has; without it, its share of a batch. `patience_s` is added to the deadline.
+    replica has; without it, its share of a batch. `patience_s` is added to the deadline. `failure` holds the error of
+    this worker's own measurement, if there is one: it is raised here, and ReplicaFailed on all other workers.
     """
-    find_places = places or (lambda replica: [share(num_samples, collective.num_replicas, replica)])
     first = collective.exchange([], f"{name}, kinds")
-    _carry_out(first, lambda replica: _say(measure(replica)), collective.deadline_s, patience_s)
+
+    def say(replica: int) -> bytes:
+        measured = measure(replica)
+        return _say(measured) if not failure else json.dumps({"error": describe_error(failure[0])[:1500]}).encode()
+
+    _carry_out(first, say, collective.deadline_s, patience_s)
     said = {replica: json.loads(note) for replica, note in enumerate(first.notes) if note}
+    if failed := [replica for replica, each in said.items() if "error" in each]:
+        first.release()
+        collective.end_step()
+        if failure:
+            raise failure[0]
+        error = said[failed[0]]["error"]
+        raise ReplicaFailed(
+            f"{name} failed on replica {failed[0]}: {error.splitlines()[0]}",
+            why=error,
+            do="see its traceback, from the worker that runs it. A script that catches the error goes on.",
+        )
+    num_samples = count_samples()
+    find_places = places or (lambda replica: [share(num_samples, collective.num_replicas, replica)])
     if len({each["digest"] for each in said.values()}) > 1:
         raise MismatchError(
             "The function returned different metrics on different replicas.",
@@ -117,3 +136,7 @@ def _say(measured: Measured | None) -> bytes:
         "rows": [kind.row_bytes for kind in measured.kinds if kind.row_dtype],
     }
     return json.dumps(said).encode()
+
+
+def describe_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

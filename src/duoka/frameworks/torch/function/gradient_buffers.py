@@ -29,6 +29,12 @@ class GradientBuffers:
         self.parameters = parameters
         self._is_small = [p.numel() < _LARGE and id(p) not in sparse for p in parameters]
         order = sorted(range(len(parameters)), key=lambda index: not self._is_small[index])
+        self._num_small = sum(self._is_small)
+        self._strided = {
+            place: parameters[index].stride()
+            for place, index in enumerate(order)
+            if not parameters[index].is_contiguous() and _is_dense(parameters[index])
+        }
         self._tables = [index for index in order if id(parameters[index]) in sparse]
         # For each table with sparse gradients, which of its rows were touched.
         touched = [torch.empty(len(parameters[index]), device="meta") for index in self._tables]
@@ -70,31 +76,44 @@ class GradientBuffers:
 
     def _make_views(self, exchange: Exchange, replica: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         flats = [torch.as_tensor(exchange.slot(buffer, replica)) for buffer in self.buffers]
-        return flats, self._layout.views(flats)
+        return flats, self._with_strides(flats, self._layout.views(flats))
+
+    def _with_strides(self, flats: Sequence[torch.Tensor], views: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Let a gradient have its parameter's strides, as autograd does: fused optimizers rely on it."""
+        for place, strides in self._strided.items():
+            group, start, shape = self._layout.places[place]
+            views[place] = flats[group].as_strided(shape, strides, flats[group].storage_offset() + start)
+        return views
 
     def clear(self, exchange: Exchange, replica: int) -> None:
         """Write zeros: this replica has no gradient."""
         for flat in self._views(exchange, replica)[0]:
             flat.zero_()
 
-    def write(self, exchange: Exchange, replica: int, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
-        """Write a replica's gradients, weighted. Parameters without a gradient count as zero."""
+    def write(self, exchange: Exchange, replica: int, gradients: Sequence[torch.Tensor | None], weight: float) -> bool:
+        """Write a replica's gradients, weighted. Parameters without a gradient count as zero.
+
+        Returns:
+            Whether there were such parameters.
+        """
         flats, views = self._views(exchange, replica)
         small: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         zeros: list[torch.Tensor] = []
         for place, index in enumerate(self._order):
-            gradient, slot = gradients[index], views[place]
+            gradient = gradients[index]
+            if place < self._num_small:
+                if gradient is None:
+                    zeros.append(views[place])
+                else:
+                    small.append(views[place])
+                    sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
+                continue
+            touched = self._touched_at.get(index)
             if gradient is None:
-                zeros.append(slot)
-                if index in self._touched_at:
-                    zeros.append(views[self._touched_at[index]])
-            elif self._is_small[index]:
-                small.append(slot)
-                sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
+                zeros += [views[place]] if touched is None else [views[place], views[touched]]
             else:
-                touched = self._touched_at.get(index)
-                _write_large(gradient, weight, slot, None if touched is None else views[touched])
+                _write_large(gradient, weight, views[place], None if touched is None else views[touched])
         if zeros:
             torch._foreach_zero_(zeros)
         if small:
@@ -102,27 +121,28 @@ class GradientBuffers:
             for flat, size in zip(flats, self._small_sizes, strict=True):
                 if size and weight != 1.0:
                     flat[:size].mul_(weight)
+        return bool(zeros)
 
     def take(self, exchange: Exchange, divisor: float | None) -> list[torch.Tensor]:
         """Copy the sums to memory of this worker's own: new at every call, as the script may keep the last one."""
-        places: list[torch.Tensor] = [None] * len(self._layout.places)
-        members: list[list[int]] = [[] for _ in self._layout.sizes]
-        for place, (group, _, _) in enumerate(self._layout.places):
-            members[group].append(place)
-        for group, (buffer, size, dtype) in enumerate(
-            zip(self.buffers, self._layout.sizes, self._layout.dtypes, strict=True)
+        parts: list[Sequence[torch.Tensor]] = []
+        flats: list[torch.Tensor] = []
+        for buffer, templates, size, dtype in zip(
+            self.buffers, self._templates, self._layout.sizes, self._layout.dtypes, strict=True
         ):
             flat = torch.empty(size, dtype=dtype, device=self._device)
             _copy(exchange.result(buffer), flat, divisor)
-            views = torch._utils._unflatten_dense_tensors(flat, self._templates[group])
-            for place, view in zip(members[group], views, strict=True):
-                places[place] = view
-        return places
+            flats.append(flat)
+            parts.append(torch._utils._unflatten_dense_tensors(flat, templates))
+        if len(parts) == 1:
+            return self._with_strides(flats, list(parts[0]))
+        remaining = [iter(views) for views in parts]
+        return self._with_strides(flats, [next(remaining[group]) for group, _, _ in self._layout.places])
 
-    def show(self, sums: Sequence[torch.Tensor], used: np.ndarray) -> None:
-        """Add the sums to `p.grad`, as autograd would."""
+    def show(self, sums: Sequence[torch.Tensor], used: np.ndarray | None) -> None:
+        """Add the sums to `p.grad`, as autograd would. `used`: of which parameters; None: of all."""
         for place, index in enumerate(self._order):
-            if not used[index]:
+            if used is not None and not used[index]:
                 continue
             parameter, total = self.parameters[index], sums[place]
             if total.dtype != parameter.dtype:
@@ -133,6 +153,17 @@ class GradientBuffers:
                 parameter.grad = total
             else:
                 parameter.grad = parameter.grad.add_(total)
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    """Whether it fills its memory without gaps, in any order of dimensions: channels_last does."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _write_large(gradient: torch.Tensor, weight: float, slot: torch.Tensor, touched: torch.Tensor | None) -> None:

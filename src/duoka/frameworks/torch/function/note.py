@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -27,8 +26,7 @@ class Digests(NamedTuple):
 NO_DIGESTS = Digests()
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """One replica's. A replica without samples has no kinds, no numbers and no groups."""
 
     is_nan: bool = False
@@ -46,7 +44,7 @@ class Note:
     def pack(self) -> bytes:
         error = self.error.encode(errors="replace")[:_LONGEST_ERROR]
         groups, numbers = self.groups.encode(), struct.pack(f"<{len(self.numbers)}d", *self.numbers)
-        moved = np.array(self.moved, np.uint16).tobytes()
+        moved = struct.pack(f"<{len(self.moved)}H", *self.moved)
         bits = b"" if self.used is None or self.used.all() else np.packbits(self.used).tobytes()
         head = _HEAD.pack(
             self.is_nan, self.is_large, _DTYPES.index(self.dtype), 0, *self.digests, self.others,
@@ -76,94 +74,99 @@ class Note:
             error.decode(errors="replace"),
             struct.unpack(f"<{len(numbers) // 8}d", numbers),
             metrics,
-            tuple(np.frombuffer(moved, np.uint16).tolist()),
+            struct.unpack(f"<{len(moved) // 2}H", moved),
             used,
         )
-
-    @property
-    def has_samples(self) -> bool:
-        return bool(self.groups)
 
 
 class Notes:
     """All replicas' notes of one call. All workers see the same ones, so either all of them raise or none."""
 
-    def __init__(self, packed: Sequence[bytes], num_parameters: int, step: int) -> None:
+    def __init__(self, packed: Sequence[bytes], num_parameters: int, number: int) -> None:
         self.all = [Note.unpack(data, num_parameters) for data in packed]
-        self._num_parameters, self._step = num_parameters, step
-        self.with_samples = [note for note in self.all if note.has_samples]
-
-    def raise_failure(self) -> None:
-        """On workers whose own replicas did not fail."""
+        self._num_parameters, self._number = num_parameters, number
+        self.with_samples: list[Note] = []
+        moved: set[int] = set()
+        self.nan: int | None = None  # the first replica with a loss that is NaN
+        self.are_metrics_large = False
         for replica, note in enumerate(self.all):
             if note.error:
                 raise ReplicaFailed(
-                    f"The function of replica {replica} raised at call {self._step}: {note.error.splitlines()[0]}",
+                    f"The function of replica {replica} raised at call {number}: {note.error.splitlines()[0]}",
                     why=note.error,
                     do="see its traceback, from the worker that runs it. A script that catches the error goes on.",
                 )
+            if note.groups:
+                self.with_samples.append(note)
+            if note.is_nan and self.nan is None:
+                self.nan = replica
+            self.are_metrics_large |= note.is_large
+            moved.update(note.moved)
+        self.moved = sorted(moved)
+        first = self.with_samples[0]
+        self.groups, self.dtype = first.groups, first.dtype
+        self.has_metrics = bool(first.metrics) or first.is_large
 
-    def compare(self, last_step: int) -> None:
+    def compare(self) -> None:
         """Raise where workers have parted."""
-        if len({note.digests.generators for note in self.all}) > 1:
+        for note in self.all:
+            if note.digests != self.all[0].digests:
+                self._raise_difference()
+            if note.groups not in ("", self.groups):
+                raise MismatchError(
+                    f"At call {self._number} the function weighed its loss differently on different replicas.",
+                    why=self._list([note.groups for note in self.all]),
+                    do="call strategy.weigh alike on every replica, also when a count is zero.",
+                )
+
+    def _raise_difference(self) -> NoReturn:
+        generators, inputs, samples = ([note.digests[place] for note in self.all] for place in range(3))
+        if len(set(generators)) > 1:
             raise MismatchError(
-                f"The workers have drawn different random numbers between calls {last_step} and {self._step}.",
+                f"The workers have drawn different random numbers between calls {self._number - 1} and {self._number}.",
                 why="code outside of the function runs on every worker, and must draw the same numbers everywhere:\n"
-                + self._list([note.digests.generators for note in self.all]),
+                + self._list(generators),
                 do="draw inside the function, or seed by the step; leave nothing that draws under"
                 " `if strategy.is_main`.",
             )
-        if len({note.digests.inputs for note in self.all}) > 1:
+        if len(set(inputs)) > 1:
             raise MismatchError(
-                f"The global tensors given to strategy.backward at call {self._step} differ between workers.",
-                why="tensors are the global batch, equal on all workers:\n"
-                + self._list([note.digests.inputs for note in self.all]),
+                f"The global tensors given to strategy.backward at call {self._number} differ between workers.",
+                why="tensors are the global batch, equal on all workers:\n" + self._list(inputs),
                 do="seed what makes the batch (torch.randperm, a NumPy generator) alike on all workers, or draw batches"
                 " by strategy.batches. The samples of a plain loop over a prepared loader are one worker's only.",
             )
-        if len({note.digests.samples for note in self.all if note.digests.samples}) > 1:
-            raise MismatchError(
-                "Workers found different samples at the same index of a loader's dataset.",
-                why="the dataset was made differently on each worker, e.g. by random_split or shuffling without a seed:"
-                "\n" + self._list([note.digests.samples for note in self.all]),
-                do="pass generator=torch.Generator().manual_seed(0) to random_split, or sort what is listed.",
-            )
-        if len({note.groups for note in self.with_samples}) > 1:
-            raise MismatchError(
-                f"At call {self._step} the function weighed its loss differently on different replicas.",
-                why=self._list([note.groups for note in self.all]),
-                do="call strategy.weigh alike on every replica, also when a count is zero.",
-            )
+        raise MismatchError(
+            "Workers found different samples at the same index of a loader's dataset.",
+            why="the dataset was made differently on each worker, e.g. by random_split or shuffling without a seed:"
+            "\n" + self._list(samples),
+            do="pass generator=torch.Generator().manual_seed(0) to random_split, or sort what is listed.",
+        )
 
     def _list(self, values: Sequence[object]) -> str:
         return "\n".join(f"replica {replica}: {value}" for replica, value in enumerate(values))
 
     @property
-    def groups(self) -> str:
-        return self.with_samples[0].groups
-
-    @property
-    def used(self) -> np.ndarray:
+    def used(self) -> np.ndarray | None:
+        """Which parameters got a gradient on some replica; None if all did."""
         used = np.zeros(self._num_parameters, bool)
         for note in self.with_samples:
-            used |= True if note.used is None else note.used
+            if note.used is None:
+                return None
+            used |= note.used
         return used
-
-    @property
-    def moved(self) -> list[int]:
-        return sorted({position for note in self.all for position in note.moved})
 
     def divisors(self) -> list[float | None]:
         """What the gradients of each group of terms are divided by."""
         return [
-            None if kind == "k" else sum(note.numbers[2 * group + 1] for note in self.with_samples) or 1.0
+            None if kind == "k" else sum([note.numbers[2 * group + 1] for note in self.with_samples]) or 1.0
             for group, kind in enumerate(self.groups)
         ]
 
-    def loss(self) -> float:
+    def sum_loss(self, divisors: Sequence[float | None]) -> float:
         """The loss of the whole batch."""
         total = 0.0
-        for group, divisor in enumerate(self.divisors()):
-            part = sum(note.numbers[2 * group] for note in self.with_samples)
+        for group, divisor in enumerate(divisors):
+            part = sum([note.numbers[2 * group] for note in self.with_samples])
             total += part if divisor is None else part / divisor
         return total

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,8 +61,7 @@ class Weighed:
         return Weighed([Term(term.value / divisor, term.kind, term.count) for term in self.terms])
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A part of a loss: a mean over samples, a sum, or a mean over what was counted."""
 
     value: torch.Tensor
@@ -99,14 +98,24 @@ class Returned:
     metrics: dict[str, Any] = field(default_factory=dict)
     has_metrics: bool = False
 
-    def groups(self) -> list[list[Term]]:
-        """Return terms by what divides them: first those whose weight is known, then one group per count."""
+    def groups(self) -> tuple[str, list[list[Term]]]:
+        """Return terms by what divides them: first those whose weight is known ("k"), then one group per count ("c").
+
+        >>> mean, tokens = Term(torch.tensor(1.0), "samples"), Term(torch.tensor(2.0), "count", 7)
+        >>> Returned([tokens, mean]).groups()[0]
+        'kc'
+        """
+        if len(self.terms) == 1 and self.terms[0].kind != "count":
+            return "k", [self.terms]
         known = [term for term in self.terms if term.kind != "count"]
         counted: dict[int, list[Term]] = {}
         for term in self.terms:
             if term.kind == "count":
-                counted.setdefault(id(term.count), []).append(term)
-        return [known, *counted.values()]
+                # Equal numbers may be different counts that happen to be equal on this replica.
+                key = id(term.count) if isinstance(term.count, torch.Tensor) else id(term)
+                counted.setdefault(key, []).append(term)
+        groups = [known, *counted.values()] if known else [*counted.values()]
+        return "k" * bool(known) + "c" * len(counted), groups
 
 
 def read(returned: Any, *, needs_graph: bool = True) -> Returned:
@@ -116,8 +125,12 @@ def read(returned: Any, *, needs_graph: bool = True) -> Returned:
         if len(returned) != 2:
             raise MismatchError(f"The function returned {len(returned)} values.", do=_DO_METRICS)
         loss, metrics = returned
-    terms = [_check_term(term) for term in _terms_of(loss)]
-    if needs_graph and not any(term.value.requires_grad for term in terms):
+    terms = list(_terms_of(loss))
+    has_graph = False
+    for term in terms:
+        _check_term(term)
+        has_graph |= term.value.requires_grad
+    if needs_graph and not has_graph:
         raise MismatchError(
             "The function returned a loss without a graph: there is nothing to differentiate.",
             why="it was computed under torch.no_grad(), detached, or no parameter took part in it.",
@@ -141,7 +154,7 @@ def _terms_of(loss: Any) -> Sequence[Term]:
     raise MismatchError(f"The function returned a {type(loss).__name__}, not a loss.", do=_DO_LOSS)
 
 
-def _check_term(term: Term) -> Term:
+def _check_term(term: Term) -> None:
     value = term.value
     if value.numel() != 1:
         raise MismatchError(
@@ -150,7 +163,6 @@ def _check_term(term: Term) -> Term:
         )
     if value.is_complex():
         raise MismatchError("The function returned a complex loss.", do=_DO_LOSS)
-    return term
 
 
 @dataclass(frozen=True)
@@ -183,12 +195,16 @@ class Measured:
         for name, metric in metrics.items():
             if isinstance(metric, Rows):
                 kinds.append(_kind_of_rows(name, metric.tensor, num_samples))
-                rows.append(metric.tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                # A copy: the script, or the next replica, may change what it came from.
+                rows.append(metric.tensor.detach().cpu().contiguous().clone().view(-1).view(torch.uint8).numpy())
                 continue
             sums, counts = _read_pair(name, metric, num_samples)
             kinds.append(Kind(name, sums.shape, counts.shape))
             numbers += [sums.reshape(-1), counts.reshape(-1)]
         return cls(kinds, np.concatenate(numbers), rows)
+
+
+NO_METRICS = Measured((), np.empty(0), ())
 
 
 def encode(kinds: Sequence[Kind]) -> bytes:
@@ -219,7 +235,7 @@ def combine(kinds: Sequence[Kind], numbers: np.ndarray, rows: Sequence[np.ndarra
 
 
 def _kind_of_rows(name: str, tensor: Any, num_samples: int) -> Kind:
-    if not isinstance(tensor, torch.Tensor) or not tensor.ndim or len(tensor) != num_samples:
+    if not isinstance(tensor, torch.Tensor) or not tensor.ndim or len(tensor) != num_samples or not tensor.numel():
         shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise MismatchError(
             f"strategy.rows was given {shape}{_of(name)} for {num_samples} samples.",

@@ -6,6 +6,8 @@ of the loader's processes, the order, prefetching, persistent workers. The order
 
 from __future__ import annotations
 
+import copy
+import itertools
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from duoka.collectives.collective import Collective
@@ -21,7 +24,9 @@ from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.loader_processes import start
-from duoka.frameworks.torch.randomness import seeded
+from duoka.frameworks.torch.randomness import keeping_generators, seed_all
+
+OWN_GENERATOR = -1  # in the place of a digest: the same sample, loaded twice under one seed, differs
 
 
 @dataclass(frozen=True)
@@ -38,24 +43,35 @@ class Request:
 class ShareDataset(Dataset[Any]):
     """The user's dataset, asked for shares. A share is loaded and collated under one seed of its own."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
-        self.dataset, self._collate, self._seed = dataset, collate, seed
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, number: int) -> None:
+        self.dataset, self._collate, self._seed, self._number = dataset, collate, seed, number
 
     def __getitems__(self, request: Request) -> tuple[dict[int, Any], int]:
         loaded: dict[int, Any] = {}
-        if request.cuts:
-            ((_, indices),) = request.shares
-            seed = derive("check", self._seed, request.epoch, request.batch)
-            with seeded(seed):
-                samples = self._load(indices)
-            for number, (start, stop) in enumerate(request.cuts):
-                with seeded(seed):
-                    loaded[number] = self._collate(samples[start:stop])
-            return loaded, 0
-        for replica, indices in request.shares:
-            with seeded(derive("share", self._seed, request.epoch, request.batch, replica)):
-                loaded[replica] = self._collate(self._load(indices))
-        return loaded, self._probe() if request.is_probe else 0
+        with keeping_generators():
+            if request.cuts:
+                return self._load_cuts(request), 0
+            for replica, indices in request.shares:
+                seed_all(derive("share", self._seed, self._number, request.epoch, request.batch, replica))
+                try:
+                    loaded[replica] = self._collate(self._load(indices))
+                except Exception as error:
+                    # Raised where the share is used, so that all workers hear of it.
+                    where = f"in loading the samples of replica {replica}"
+                    loaded[replica] = Failed(error if get_worker_info() is None else ExceptionWrapper(where=where))
+            return loaded, self._probe() if request.is_probe else 0
+
+    def _load_cuts(self, request: Request) -> dict[int, Any]:
+        """Collate several parts of the same samples. Each has copies: a collate_fn may take them apart."""
+        ((_, indices),) = request.shares
+        loaded: dict[int, Any] = {}
+        seed = derive("check", self._seed, self._number, request.epoch, request.batch)
+        seed_all(seed)
+        samples = self._load(indices)
+        for number, (first, stop) in enumerate(request.cuts):
+            seed_all(seed)
+            loaded[number] = self._collate(copy.deepcopy(samples[first:stop]))
+        return loaded
 
     def _load(self, indices: Sequence[Any]) -> list[Any]:
         if getattr(self.dataset, "__getitems__", None):
@@ -63,24 +79,31 @@ class ShareDataset(Dataset[Any]):
         return [self.dataset[index] for index in indices]
 
     def _probe(self) -> int:
-        """A digest of samples 0, n/2 and n-1: a random_split without a seed is found by it."""
+        """A digest of samples 0, n/2 and n-1: a random_split without a seed is found by it. 0: nothing is known."""
         try:
             count = len(self.dataset)
-        except TypeError:
-            return 0
-        digest = 1
-        for index in sorted({0, count // 2, count - 1}):
-            with seeded(derive("probe", self._seed, index)):
-                try:
-                    digest = digest_sample(self._load([index])[0], digest)
-                except (KeyError, IndexError):
-                    return 0  # a dataset that is asked by names
-        return digest
+            digests = [self._digest(index) for index in (0, count // 2, count - 1)]
+            if self._digest(0) != digests[0]:
+                return OWN_GENERATOR
+        except Exception:
+            return 0  # a dataset that is asked by names, or has samples that its sampler leaves out
+        return zlib.crc32(repr(digests).encode()) or 1
+
+    def _digest(self, index: int) -> int:
+        seed_all(derive("probe", self._seed, index))
+        return digest_sample(self._load([index])[0], 1)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """In the place of a share that could not be loaded."""
+
+    error: Exception | ExceptionWrapper  # wrapped by the loader's processes: not every exception can be sent
 
 
 def digest_sample(sample: Any, digest: int) -> int:
     """Objects of unknown kinds count for nothing: their text may hold an address."""
-    if isinstance(sample, torch.Tensor):
+    if isinstance(sample, torch.Tensor) and sample.layout is torch.strided:
         return zlib.crc32(sample.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), digest)
     if isinstance(sample, np.ndarray) and sample.dtype != object:
         return zlib.crc32(np.ascontiguousarray(sample).tobytes(), digest)
@@ -111,34 +134,66 @@ class _Initialise:
 
 
 class _Requests:
-    """A batch sampler: the user's own batches as requests. What it has asked for is kept until it arrives."""
+    """A batch sampler: the user's own batches as requests for the shares of this worker's replicas, for one pass."""
 
-    def __init__(self, batches: Any, collective: Collective) -> None:
-        self._batches, self._collective = batches, collective
-        self.issued: deque[list[Any]] = deque()
-        self.epoch = 0
+    def __init__(self, batches: Any, collective: Collective, epoch: int) -> None:
+        self._batches, self._collective, self._epoch = batches, collective, epoch
+        self.issued: deque[list[Any]] = deque()  # what was asked for, until it arrives
 
     def __iter__(self) -> Iterator[Request]:
-        self.issued.clear()
         return self._ask(iter(self._batches))  # begun here: a sampler may draw when its iteration begins
 
     def _ask(self, batches: Iterator[Any]) -> Iterator[Request]:
         for number, batch in enumerate(batches):
             indices = list(batch)
             self.issued.append(indices)
-            shares = tuple(self.cut(indices, replica) for replica in self._collective.replicas)
-            yield Request(self.epoch, number, shares_with_samples(shares), is_probe=self.epoch == number == 0)
+            shares = []
+            for replica in self._collective.replicas:
+                if own := cut(indices, self._collective.num_replicas, replica):
+                    shares.append((replica, own))
+            yield Request(self._epoch, number, tuple(shares), is_probe=self._epoch == number == 0)
 
-    def cut(self, indices: list[Any], replica: int) -> tuple[int, tuple[Any, ...]]:
-        rows = share(len(indices), self._collective.num_replicas, replica)
-        return replica, tuple(indices[rows.start : rows.stop])
+
+def cut(indices: list[Any], num_replicas: int, replica: int) -> tuple[Any, ...]:
+    rows = share(len(indices), num_replicas, replica)
+    return tuple(indices[rows.start : rows.stop])
+
+
+class WholeRequests:
+    """A batch sampler: the user's own batches, of which it asks for those of some replicas.
+
+    Batch i belongs to replica i modulo R.
+    """
+
+    def __init__(self, sampler: Any, num_replicas: int, number: int, replicas: Sequence[int]) -> None:
+        self._sampler, self._num_replicas, self._number, self._replicas = sampler, num_replicas, number, replicas
+        self.batches: list[list[Any]] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._ask(iter(self._sampler))
+
+    def _ask(self, batches: Iterator[Any]) -> Iterator[Request]:
+        for number, batch in enumerate(batches):
+            self.batches.append(list(batch))
+            if number % self._num_replicas in self._replicas:
+                yield self.ask(number)
+
+    def ask(self, number: int) -> Request:
+        return Request(-self._number, number, ((number % self._num_replicas, tuple(self.batches[number])),))
+
+
+class _Switch:
+    """The batch sampler of a loader that serves one pass after another: the requests of the pass that begins."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.requests: Any = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
 
     def __len__(self) -> int:
-        return len(self._batches)
-
-
-def shares_with_samples(shares: Sequence[tuple[int, tuple[Any, ...]]]) -> tuple[tuple[int, tuple[Any, ...]], ...]:
-    return tuple((replica, indices) for replica, indices in shares if indices)
+        return len(self._sampler)
 
 
 @dataclass(frozen=True)
@@ -152,25 +207,21 @@ class Loaded:
 
 
 class ShareLoader:
-    """The user's loader with other requests; everything else as it was given."""
+    """The user's loader with other requests; everything else as it was given. One for all passes, of any purpose."""
 
-    def __init__(self, loader: DataLoader[Any], collective: Collective, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], collective: Collective, seed: int, number: int) -> None:
         if type(loader).__iter__ is not DataLoader.__iter__:
             raise MismatchError(
                 f"{type(loader).__name__} has an __iter__ of its own: its batches cannot be split between replicas.",
                 why="Duoka builds a loader around its dataset and sampler, which would not use that method.",
                 do="put what it does into the dataset, the sampler or collate_fn of a plain DataLoader.",
             )
-        self._loader = loader
-        self._dataset = ShareDataset(loader.dataset, loader.collate_fn, seed)
-        self._requests = _Requests(loader.batch_sampler, collective)
-        self._inner = self.build(self._requests, loader.num_workers, loader.generator)
+        self._loader, self._collective = loader, collective
+        self._dataset = ShareDataset(loader.dataset, loader.collate_fn, seed, number)
+        self._switch = _Switch(loader.batch_sampler)
+        self._inner = self._build(self._switch, loader.num_workers, loader.generator)
 
-    @property
-    def num_workers(self) -> int:
-        return self._loader.num_workers
-
-    def build(self, requests: Any, num_workers: int, generator: Any) -> DataLoader[Any]:
+    def _build(self, requests: Any, num_workers: int, generator: Any) -> DataLoader[Any]:
         loader, given = self._loader, {}
         if num_workers:
             given = {
@@ -192,18 +243,28 @@ class ShareLoader:
 
     def read(self, epoch: int) -> Iterator[Loaded]:
         """Begin a pass. Its draws are made by now, before the first batch is asked for."""
-        self._requests.epoch = epoch
-        return self._read(start(self._inner), epoch)
+        requests = self._switch.requests = _Requests(self._loader.batch_sampler, self._collective, epoch)
+        return self._read(start(self._inner), requests, epoch)
 
-    def _read(self, batches: Iterator[Any], epoch: int) -> Iterator[Loaded]:
+    def _read(self, batches: Iterator[Any], requests: _Requests, epoch: int) -> Iterator[Loaded]:
         for number, (shares, digest) in enumerate(batches):
-            indices = self._requests.issued.popleft()
+            indices = requests.issued.popleft()
             found = _Shares(self, shares, indices, epoch, number)
             yield Loaded(len(indices), found.load, found.load_cuts, digest)
 
+    def read_whole(self, requests: WholeRequests) -> Iterator[Any]:
+        """Begin a pass of whole batches."""
+        self._switch.requests = requests
+        return start(self._inner)
+
+    def read_again(self, requests: list[Request]) -> Iterator[Any]:
+        """Read these beside all passes, without a draw: in a process of its own, as `worker_init_fn` may open files."""
+        return start(self._build(requests, min(1, self._loader.num_workers), torch.Generator()))
+
     def load_share(self, epoch: int, batch: int, indices: list[Any], replica: int) -> Any:
         """Load the share of a lost worker's replica, or of one that has moved here."""
-        return self._load_one(Request(epoch, batch, (self._requests.cut(indices, replica),)))[replica]
+        own = cut(indices, self._collective.num_replicas, replica)
+        return self._load_one(Request(epoch, batch, ((replica, own),)))[replica]
 
     def load_cuts(
         self, epoch: int, batch: int, indices: list[Any], cuts: tuple[tuple[int, int], ...]
@@ -215,80 +276,49 @@ class ShareLoader:
     def _load_one(self, request: Request) -> dict[int, Any]:
         if not self._loader.num_workers:
             return self._dataset.__getitems__(request)[0]
-        # In a process of its own, as ever: the dataset may have been opened by `worker_init_fn`.
-        batches = start(self.build([request], 1, torch.Generator()))
-        found: dict[int, Any] = next(batches)[0]
+        found: dict[int, Any] = next(self.read_again([request]))[0]
         return found
 
 
 class EvaluationReader:
     """Reads whole batches of a loader, each by one replica. It keeps the order, for replicas of lost workers."""
 
-    def __init__(self, shares: ShareLoader, loader: DataLoader[Any], num_replicas: int) -> None:
-        self._shares, self._num_replicas = shares, num_replicas
-        self._requests = _WholeRequests(loader.batch_sampler, num_replicas)
-        self._inner = shares.build(self._requests, loader.num_workers, loader.generator)
-        self._number = 0
-        self._is_read = False
-
-    def begin(self, number: int) -> None:
-        self._number, self._is_read = number, False
+    def __init__(self, shares: ShareLoader, loader: DataLoader[Any], num_replicas: int, number: int) -> None:
+        self._shares, self._loader, self._num_replicas, self._number = shares, loader, num_replicas, number
+        self._requests: WholeRequests | None = None
 
     def read(self, replicas: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
         """Yield (replica, number of the batch, batch) for these replicas."""
-        if not self._is_read:
-            self._is_read = True
-            self._requests.number, self._requests.replicas = self._number, tuple(replicas)
-            batches = start(self._inner)
+        if self._requests is None:
+            sampler = self._loader.batch_sampler
+            self._requests = WholeRequests(sampler, self._num_replicas, self._number, tuple(replicas))
+            batches = self._shares.read_whole(self._requests)
         else:
-            requests = [self._requests.ask(number) for number in range(len(self._requests.batches))]
-            wanted = [request for request in requests if request.shares[0][0] in replicas]
-            batches = start(self._shares.build(wanted, min(1, self._shares.num_workers), torch.Generator()))
-        wanted_numbers = (n for n in range(10**12) if n % self._num_replicas in replicas)
+            requests = [self._requests.ask(number) for number in range(len(self._batches))]
+            batches = self._shares.read_again([each for each in requests if each.shares[0][0] in replicas])
+        wanted_numbers = (number for number in itertools.count() if number % self._num_replicas in replicas)
         for number, (loaded, _) in zip(wanted_numbers, batches, strict=False):
             ((replica, batch),) = loaded.items()
-            yield replica, number, batch
+            yield replica, number, unwrap(batch)
+
+    @property
+    def _batches(self) -> list[list[Any]]:
+        return [] if self._requests is None else self._requests.batches
 
     def size_of(self, number: int) -> int:
-        return len(self._requests.batches[number])
+        return len(self._batches[number])
 
     @property
     def num_samples(self) -> int:
-        return sum(map(len, self._requests.batches))
+        return sum(map(len, self._batches))
 
     def places(self, replica: int) -> list[range]:
         found, start_at = [], 0
-        for number, batch in enumerate(self._requests.batches):
+        for number, batch in enumerate(self._batches):
             if number % self._num_replicas == replica:
                 found.append(range(start_at, start_at + len(batch)))
             start_at += len(batch)
         return found
-
-
-class _WholeRequests:
-    """A batch sampler: the user's own batches, of which it asks for those of some replicas."""
-
-    def __init__(self, sampler: Any, num_replicas: int) -> None:
-        self._sampler, self._num_replicas = sampler, num_replicas
-        self.number = 0
-        self.replicas: tuple[int, ...] = ()
-        self.batches: list[list[Any]] = []
-
-    def __iter__(self) -> Iterator[Request]:
-        self.batches = []
-        return self._ask(iter(self._sampler))
-
-    def _ask(self, batches: Iterator[Any]) -> Iterator[Request]:
-        for number, batch in enumerate(batches):
-            self.batches.append(list(batch))
-            if number % self._num_replicas in self.replicas:
-                yield self.ask(number)
-
-    def ask(self, number: int) -> Request:
-        return Request(-self.number, number, ((number % self._num_replicas, tuple(self.batches[number])),))
-
-    def __len__(self) -> int:
-        return len(self._sampler)
 
 
 class _Shares:
@@ -301,10 +331,19 @@ class _Shares:
     def load(self, replica: int) -> Any:
         if replica not in self._shares:
             self._shares[replica] = self._loader.load_share(self._epoch, self._batch, self._indices, replica)
-        return self._shares[replica]
+        return unwrap(self._shares[replica])
 
     def load_cuts(self, cuts: tuple[tuple[int, int], ...]) -> dict[int, Any]:
         return self._loader.load_cuts(self._epoch, self._batch, self._indices, cuts)
+
+
+def unwrap(loaded: Any) -> Any:
+    """Raise the error of a share that could not be loaded."""
+    if isinstance(loaded, Failed):
+        if isinstance(loaded.error, Exception):
+            raise loaded.error
+        loaded.error.reraise()
+    return loaded
 
 
 def _as_it_is(loaded: Any) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import random
+from collections import deque
 from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -18,7 +20,8 @@ import torch
 from torch import nn
 
 _DEPTH = 3  # of functions that call functions
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, deque)
+_MOST_ITEMS = 64  # of a container that are looked at
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -53,7 +56,7 @@ class Watch:
         seen: set[int] = set(self._known)
         yield from _reach(self._function, seen, _DEPTH)
 
-    def _mark(self, name: str, value: Any, depth: int = 1) -> Iterator[tuple[str, Any]]:
+    def _mark(self, name: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
         if id(value) in self._known:
             return
         if isinstance(value, _NUMBERS):
@@ -72,6 +75,12 @@ class Watch:
             yield name, value.getstate()
         elif isinstance(value, nn.Module):
             yield from self._mark_module(name, value)
+        elif depth and isinstance(value, dict):
+            for key, part in itertools.islice(list(value.items()), _MOST_ITEMS):
+                yield from self._mark(f"{name}[{key!r}]", part, depth - 1)
+        elif depth and isinstance(value, list | deque):
+            for position, part in enumerate(list(value)[:_MOST_ITEMS]):
+                yield from self._mark(f"{name}[{position}]", part, depth - 1)
         elif depth and hasattr(value, "__dict__") and not _is_code(value):
             for key, part in vars(value).items():
                 yield from self._mark(f"{name}.{key}", part, depth - 1)
@@ -87,6 +96,17 @@ class Watch:
             for key, part in vars(child).items():
                 if isinstance(part, (*_NUMBERS, torch.Tensor)) and key != "training":
                     yield from self._mark(f"{path}.{key}", part, 0)
+
+
+def name_tensors(function: Any) -> dict[int, str]:
+    """Return names for the tensors that a function can reach, and for those of modules, by their ids."""
+    found: dict[int, str] = {}
+    for name, value in _reach(function, set(), _DEPTH):
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = name
+        elif isinstance(value, nn.Module):
+            found |= {id(tensor): path for path, tensor in value.named_parameters(prefix=name)}
+    return found
 
 
 def _reach(function: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
@@ -105,6 +125,8 @@ def _reach(function: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any
             function = type(function).__call__
         if not isinstance(function, FunctionType):
             return
+    names = inspect.signature(function).parameters
+    yield from ((name, each.default) for name, each in names.items() if each.default is not inspect.Parameter.empty)
     found = inspect.getclosurevars(function)
     for name, value in {**found.globals, **found.nonlocals}.items():
         if isinstance(value, FunctionType | MethodType | functools.partial):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from duoka.collectives.collective import Collective
 from duoka.errors import CheckpointError, MismatchError
@@ -10,10 +11,14 @@ from duoka.strategies.borders import Borders
 
 
 class Styles:
-    def __init__(self, collective: Collective, borders: Borders, tell_once: Callable[..., None]) -> None:
+    def __init__(
+        self, collective: Collective, borders: Borders, tell_once: Callable[..., None], *, is_synced: bool = False
+    ) -> None:
         self._collective, self._borders, self._tell_once = collective, borders, tell_once
+        self._is_synced = is_synced
         self.is_function = False
         self.is_plain = False
+        self._is_accumulating = False  # strategy.accumulate was called
 
     def choose_function(self) -> None:
         """Called by `strategy.backward`, and where a pass over `strategy.batches` begins."""
@@ -21,22 +26,45 @@ class Styles:
             return
         if self.is_plain:
             raise MismatchError(
-                "strategy.backward and strategy.batches cannot follow a plain loop over a prepared loader.",
-                why="the first loop decides how a script trains, and this one has trained by loss.backward().",
-                do="train by strategy.backward everywhere, or nowhere.",
+                "strategy.backward or strategy.batches was called after a plain loop over a prepared loader.",
+                why="the first loop over a prepared loader decides the style of a script. A plain loop, be it training"
+                " or evaluation, sees the samples of one worker.",
+                do="train by `for batch in strategy.batches(loader):` and strategy.backward everywhere. For an"
+                " evaluation use strategy.evaluate(function, loader), or loop over a loader that is not prepared.",
             )
         if self._borders.is_state_wanted:
             raise CheckpointError(
                 "strategy.checkpoint does not save loops of strategy.backward yet.",
                 do="leave strategy.checkpoint out, or train in a plain loop over the prepared loader.",
             )
+        if self._is_accumulating:
+            self._refuse_accumulation()
+        if self._is_synced and self._collective.num_replicas > 1:
+            raise MismatchError(
+                "sync_batchnorm=True has no effect on functions passed to strategy.backward yet.",
+                why="BatchNorm would normalise each replica's samples by themselves.",
+                do="leave sync_batchnorm out, or train in a plain loop over the prepared loader.",
+            )
         self.is_function = True
         if self._collective.num_replicas > 1:
-            self._tell_once("function style: what strategy.backward is given runs once per replica")
+            self._tell_once("function style: strategy.backward runs the function once per replica")
         if self._collective.joining is not None:
             self._collective.joining.refuse(
                 "what a loop of strategy.backward keeps between calls is not known to Duoka"
             )
+
+    def accumulate(self, num_batches: int) -> None:
+        """Called by `strategy.accumulate`, which is for plain loops."""
+        self._is_accumulating = num_batches > 1
+        if self._is_accumulating and self.is_function:
+            self._refuse_accumulation()
+
+    def _refuse_accumulation(self) -> NoReturn:
+        raise MismatchError(
+            "strategy.accumulate was called in a script that trains by strategy.backward.",
+            why="the loop runs once for each batch, and every call adds to p.grad.",
+            do="divide the loss by k, and call optimizer.step() and optimizer.zero_grad() after every k-th batch.",
+        )
 
     def refuse_number(self, call: str) -> None:
         """`strategy.sum`, `.mean` and `.gather` have no place in function style."""
@@ -51,9 +79,10 @@ class Styles:
         """Called where a plain loop over a prepared loader begins."""
         if self.is_function:
             raise MismatchError(
-                "A plain loop over a prepared loader follows calls of strategy.backward.",
-                why="in function style a loader's batches are global, and a plain loop would see one worker's samples.",
-                do="write `for batch in strategy.batches(loader):`; for an evaluation use strategy.evaluate(function,"
-                " loader), or loop over a loader that is not prepared: every worker then reads all of it.",
+                "A plain loop over a prepared loader was begun in a script that trains by strategy.backward.",
+                why="a plain loop sees the samples of one worker: its sums and means would be those of that worker.",
+                do="for an evaluation use strategy.evaluate(function, loader), or loop over a loader that is not"
+                " prepared: every worker then reads all of it. To train, write `for batch in"
+                " strategy.batches(loader):`.",
             )
         self.is_plain = True

@@ -1,11 +1,13 @@
 """What a call exchanges: trainable parameters of prepared models and optimizers, and the models' buffers.
 
 Looked at in every call, because layers are frozen, unfrozen and added between calls. Comparing identities takes a
-twentieth of the time of listing everything anew.
+fraction of the time of listing everything again.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from duoka.frameworks.torch.sparse import sparse_parameters
 from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.statistics import Statistics
 
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+
 
 class Trained:
     """The parameters and buffers of now, and the memory to exchange them with."""
@@ -25,9 +29,12 @@ class Trained:
     def __init__(self, collective: Collective, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         self._collective, self._models, self._optimizers = collective, models, optimizers
         self._dicts: list[dict[str, Any]] = []
+        self._buffer_dicts: list[dict[str, Any]] = []
+        self._values: list[Any] = []
         self._marks: list[Any] = []
         self._moving: set[Any] = set()  # buffers that some function has changed: they travel
-        self.version = 0
+        self._layouts: dict[tuple[int, ...], list[GradientBuffers]] = {}  # by the parameters that are trained
+        self._statistic_layouts: list[Any] = []
         self.parameters: list[nn.Parameter] = []
         self.names: list[str] = []
         self.statistics = Statistics([])
@@ -35,7 +42,9 @@ class Trained:
 
     def scan(self) -> None:
         """Notice what has changed since the last call."""
-        if self._marks != self._read_marks():
+        values = self._read_values()
+        is_same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        if not is_same or self._marks != self._read_marks():
             self._list()
 
     @property
@@ -63,33 +72,53 @@ class Trained:
     def buffers(self, num_groups: int) -> list[GradientBuffers]:
         """Memory for the gradients of each group of loss terms: one, unless terms are weighed by different counts."""
         while len(self._buffers) < num_groups:
-            name = f"function gradients, version {self.version}, group {len(self._buffers)}"
+            name = f"function gradients, layout {self._layout}, group {len(self._buffers)}"
             sparse = sparse_parameters(self._models)
             self._buffers.append(GradientBuffers(self._collective, self.parameters, sparse, name))
         return self._buffers[:num_groups]
 
+    def _read_values(self) -> list[Any]:
+        """All modules and parameters. Compared by identity: in C, as this happens in every call."""
+        return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
+
     def _read_marks(self) -> list[Any]:
-        marks: list[Any] = [id(value) for each in self._dicts for value in each.values()]
-        marks += [parameter.requires_grad for parameter in self._all]
+        marks: list[Any] = list(map(_REQUIRES_GRAD, self._all))
         marks += [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        # Not which tensors: some layers put another one into the place of a buffer in every forward.
+        marks += [value is None for buffers in self._buffer_dicts for value in buffers.values()]
         marks.append(len(self._models))
         return marks
 
     def _list(self) -> None:
         modules = [module for model in self._models for module in model.modules()]
         self._dicts = [each for module in modules for each in (module._parameters, module._modules)]
+        self._buffer_dicts = [module._buffers for module in modules]
         named = {id(p): (name, p) for model in self._models for name, p in model.named_parameters()}
         for number, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
                 for position, parameter in enumerate(group["params"]):
                     named.setdefault(id(parameter), (f"parameter {position} of optimizer {number}", parameter))
         self._all = [parameter for _, parameter in named.values()]
+        self.all_names = [name for name, _ in named.values()]
         trainable = [(name, parameter) for name, parameter in named.values() if parameter.requires_grad]
         self.names, self.parameters = [name for name, _ in trainable], [parameter for _, parameter in trainable]
         self.statistics = Statistics(self._models, self._moving)
         self.statistics.keep_still()
-        self._buffers = []
-        self.version += 1
-        self._marks = self._read_marks()
+        # A GAN freezes and unfreezes its parts in turns: the memory of a set of parameters is used again.
+        self._buffers = self._layouts.setdefault(tuple(map(id, self.parameters)), [])
+        self._layout = list(self._layouts).index(tuple(map(id, self.parameters)))
+        signature = self.statistics.signature
+        if signature not in self._statistic_layouts:
+            self._statistic_layouts.append(signature)
+        self.statistic_layout = self._statistic_layouts.index(signature)
+        self._values, self._marks = self._read_values(), self._read_marks()
+
+    @property
+    def everything(self) -> Sequence[torch.Tensor]:
+        """All parameters, those that are frozen included."""
+        return self._all
 
     _all: Sequence[torch.Tensor] = ()
+    all_names: Sequence[str] = ()
+    _layout = 0
+    statistic_layout = 0

@@ -1,0 +1,56 @@
+"""Arguments and parameters that a function changes in place: an error, because it may run on them again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from duoka.errors import MismatchError
+from duoka.frameworks.torch.nested import map_tensors
+
+_VERSION = operator.attrgetter("_version")
+
+
+def read_versions(data: Sequence[Any]) -> list[int]:
+    """Return a number for each tensor of the arguments that grows with each change in place."""
+    versions: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        versions.append(0 if tensor.is_inference() else tensor._version)
+        return tensor
+
+    for value in data:
+        note(value) if isinstance(value, torch.Tensor) else map_tensors(value, note)
+    return versions
+
+
+def refuse_changed_arguments(data: Sequence[Any], before: list[int], title: str) -> None:
+    if read_versions(data) == before:
+        return
+    changed = [position for position, value in enumerate(data, start=1) if isinstance(value, torch.Tensor)]
+    changed = [n for n in changed if [data[n - 1]._version] != before[n - 1 : n]] if len(before) == len(data) else []
+    raise MismatchError(
+        f"{title} changes {f'argument {changed[0]}' if changed else 'its arguments'} in place.",
+        why="it may run on the same samples again: for the check of its first call, in another call, after a loss.",
+        do="write x = x - 1 instead of x -= 1 or x.sub_(1); or begin with x = x.clone().",
+    )
+
+
+def read_parameter_versions(parameters: Sequence[torch.Tensor]) -> list[int]:
+    return list(map(_VERSION, parameters))
+
+
+def refuse_changed_parameters(
+    parameters: Sequence[torch.Tensor], names: Sequence[str], before: list[int], title: str
+) -> None:
+    changed = [name for name, p, then in zip(names, parameters, before, strict=True) if p._version != then]
+    if changed:
+        raise MismatchError(
+            f"{title} changes the parameter {changed[0]} in place.",
+            why="it runs once for each replica: workers with different samples would train different weights.",
+            do="change weights after strategy.backward, outside of the function. nn.Embedding(max_norm=...) changes its"
+            " weight in the forward: renormalise it in the loop instead.",
+        )
