@@ -24,7 +24,6 @@ from duoka.devices.device import Device
 from duoka.devices.memory_limit import limit_memory
 from duoka.events import listen
 from duoka.frameworks.handing import give, take
-from duoka.frameworks.outsiders import watch_outsiders
 from duoka.frameworks.starting import start_imported_frameworks
 from duoka.here import place_softly
 from duoka.monitor.journal import FILE_NAME, Journal
@@ -40,7 +39,6 @@ from duoka.planning import (
 from duoka.runtime.command import from_process, why_not_here
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
-from duoka.runtime.import_hook import after_import
 from duoka.runtime.plan import Plan
 from duoka.runtime.run import become_supervisor, say
 from duoka.runtime.worker import Attachment, attachment
@@ -66,7 +64,9 @@ def connect(request: Request) -> WorkerSession | NotebookSession:
 def _connect(request: Request) -> WorkerSession | NotebookSession:
     attached = attachment()
     if attached is not None:
-        if attached.plan.command_line:
+        if attached.plan.rehearsal is not None:
+            pass  # `duoka rehearse` has decided, from what this strategy asks for
+        elif attached.plan.command_line:
             let_command_line_win(request, attached)
         else:
             check_same_run(request, attached.plan)
@@ -128,10 +128,11 @@ def _join(attached: Attachment) -> WorkerSession:
         session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         if collective.joining is not None:
             session.borders.add(first=partial(_let_join, collective.joining, session.borders.also))
+        if attached.recorder is not None:
+            attached.recorder.join(collective)
         if identity.run_directory:
             _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])
-        watch_outsiders(collective, after_import)
     return _sessions[os.getpid()]
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import duoka
 from duoka.errors import DuokaError
 
-VERBS = ("run", "devices", "verify")
+VERBS = ("run", "rehearse", "devices", "verify")
 _HELP = {
     "run": "run a script on several devices",
+    "rehearse": "run a few steps of a script in several ways, and compare what comes of them",
     "devices": "list what can compute here",
     "verify": "compare the weights of two runs, step by step",
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 from duoka.devices.device import Device
 from duoka.errors import LaunchError
+from duoka.runtime.rehearsal.settings import Rehearsal
 
 _DEVICES = ("devices", "here")
 
@@ -31,6 +32,7 @@ class Plan:
     logical_cpus: int | None = None  # for TensorFlow
     respawn: bool = False  # new workers take the place of lost ones
     hides_cards: bool = False  # device_count leaves some out: frameworks are not to see them
+    rehearsal: Rehearsal | None = None  # of a run that `duoka rehearse` starts
 
     @property
     def num_workers(self) -> int:
@@ -44,6 +46,7 @@ class Plan:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["rehearsal"] = None if self.rehearsal is None else self.rehearsal.to_json()
         return json.dumps(fields | {name: [device.to_json() for device in fields[name]] for name in _DEVICES})
 
     @classmethod
@@ -53,6 +56,8 @@ class Plan:
             fields[name] = tuple(Device.from_json(device) for device in fields[name])
         for name in ("notes", "command_line"):
             fields[name] = tuple(fields[name])
+        if fields["rehearsal"] is not None:
+            fields["rehearsal"] = Rehearsal.from_json(fields["rehearsal"])
         return cls(**fields)
 
 

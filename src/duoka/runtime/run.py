@@ -50,7 +50,8 @@ def run_script(plan: Plan, command: Command) -> int:
     def say(text: str) -> None:
         fold.announce(f"duoka: {text}".encode(errors="replace"))
 
-    run_directory = make_run_directory(Path(command.directory) / "runs")
+    title = None if plan.rehearsal is None else plan.rehearsal.title
+    run_directory = make_run_directory(Path(command.directory) / "runs", title)
     for note in (*plan.notes, *([run_directory.note] if run_directory.note else [])):
         say(note)
     say(f"{describe_plan(plan)}; logs in {_short(run_directory.path, command.directory)}")

@@ -40,14 +40,25 @@ def user_traceback(error: BaseException) -> str:
     """Format an error with its causes, starting at the user's first frame.
 
     A script that cannot be compiled is shown as Python shows it: file, line and caret, no frames. One of our
-    own errors says itself what happened: it ends at the user's last frame.
+    own errors says itself what happened: it is shown with the user's frames alone.
     """
     shown = traceback.TracebackException.from_exception(error)
     _drop_own_frames(shown)
     if isinstance(error, DuokaError):
+        users = [frame for frame in shown.stack if is_users_file(frame.filename)]
+        shown.stack[:] = users or shown.stack  # not a model's layers either: a hook of ours may raise from within them
         while len(shown.stack) > 1 and shown.stack[-1].filename.startswith(_PACKAGE):
             del shown.stack[-1]
     return "".join(shown.format())
+
+
+def is_users_file(filename: str) -> bool:
+    """Tell whether a file is neither Duoka's nor a library's.
+
+    >>> is_users_file("/home/me/train.py"), is_users_file(os.__file__)
+    (True, False)
+    """
+    return not filename.startswith(_NOT_THE_USERS)
 
 
 def _load_script(main: ModuleType, script: str, command: Command) -> CodeType:

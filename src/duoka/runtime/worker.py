@@ -17,13 +17,16 @@ from duoka.devices.cores import keep_to_own_cores
 from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
 from duoka.errors import DuokaError, OutOfMemory, ReplicasDiffer, Stopped, uncover
+from duoka.frameworks.outsiders import watch_outsiders
 from duoka.runtime.command import Command
 from duoka.runtime.configuration import configure_everything
 from duoka.runtime.decisions import Standing
 from duoka.runtime.identity import VARIABLE, Identity, read_identity
+from duoka.runtime.import_hook import after_import
 from duoka.runtime.link import SocketLink
 from duoka.runtime.plan import Plan
 from duoka.runtime.process import die_with_parent, flush_streams, keep_from_children
+from duoka.runtime.rehearsal.recorder import Recorder
 from duoka.runtime.script import run_as_main, user_traceback
 from duoka.runtime.seeds import seed_everything
 from duoka.runtime.stacks import show_when_asked
@@ -43,6 +46,7 @@ class Attachment:
     work: Callable[[], Work | None] = lambda: None
     left_to: Callable[[], dict[int, int]] = dict  # main workers, and the last call before which they were left things
     checks_at_end: list[Callable[[], None]] = field(default_factory=list)  # of the script, before it counts as done
+    recorder: Recorder | None = None  # in a run of `duoka rehearse`
 
     @property
     def worker(self) -> int:
@@ -72,6 +76,8 @@ def attach(identity: Identity) -> Attachment:
         keep_to_own_cores(identity.worker, plan.num_workers, plan.threads)
     if device.kind == "cpu" and device.memory_limit_mb is None:  # what is kept would count against a limit
         keep_freed_memory()
+    is_main = identity.members is None and identity.worker == 0  # a replacement worker is not
+    watch_outsiders(after_import, is_telling=is_main, num_workers=plan.num_workers)
     return _attachment
 
 
@@ -179,6 +185,10 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     command = Command.from_json(sys.argv[1])
+    if attached.plan.rehearsal is not None:
+        attached.recorder = Recorder(attached.plan.rehearsal, attached.worker)
+        attached.recorder.watch_output()
+        attached.checks_at_end.append(attached.recorder.come_to_end)
 
     def body() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
