@@ -44,12 +44,15 @@ if options.checkpoints and (newest := max(options.checkpoints.glob("epoch-????")
     optimizer.load_state_dict(saved["optimizer"])
     scheduler.load_state_dict(saved["scheduler"])
     first_epoch = saved["epochs"]
-    strategy.print(f"going on from {newest}")
+    strategy.print(f"resuming from {newest}")
 
 
-def measure(batch):
+def loss_of(images, labels):
+    return functional.cross_entropy(model(images), labels)
+
+
+def measure(images, labels):
     """Return sums over the samples of a batch, each with its count."""
-    images, labels = batch
     scores = model(images)
     loss = functional.cross_entropy(scores, labels, reduction="sum")
     return {"loss": (loss, len(labels)), "accuracy": ((scores.argmax(1) == labels).sum(), len(labels))}
@@ -57,17 +60,17 @@ def measure(batch):
 
 for epoch in range(first_epoch, options.epochs):
     begin = time.perf_counter()
-    for step, (images, labels) in strategy.enumerate(train_loader):
+    for step, batch in enumerate(strategy.batches(train_loader)):
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        strategy.backward(loss_of, batch)
         optimizer.step()
         scheduler.step()
-        if strategy.stepped and step % 10 == 9:
+        if step % 10 == 9:
             speed = f"{10 * options.batch_size / (time.perf_counter() - begin):.0f} images/s"
             strategy.print(f"epoch {epoch}  step {step + 1}  learning rate {scheduler.get_last_lr()[0]:.4f}  {speed}")
             begin = time.perf_counter()
-    found = strategy.evaluate(measure, test_loader)
-    strategy.print(f"epoch {epoch}  loss {found['loss']:.4f}  accuracy {found['accuracy']:.2%}")
+    means = strategy.evaluate(measure, test_loader)
+    strategy.print(f"epoch {epoch}  loss {means['loss']:.4f}  accuracy {means['accuracy']:.2%}")
     if options.checkpoints:
         options.checkpoints.mkdir(parents=True, exist_ok=True)
         saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}

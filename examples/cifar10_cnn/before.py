@@ -41,7 +41,7 @@ if options.checkpoints and (newest := max(options.checkpoints.glob("epoch-????")
     optimizer.load_state_dict(saved["optimizer"])
     scheduler.load_state_dict(saved["scheduler"])
     first_epoch = saved["epochs"]
-    print(f"going on from {newest}")
+    print(f"resuming from {newest}")
 
 for epoch in range(first_epoch, options.epochs):
     model.train()

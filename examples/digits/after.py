@@ -2,14 +2,12 @@
 
 python examples/digits/after.py                   all GPUs, or one CPU worker
 duoka run --devices 2 examples/digits/after.py    2 GPUs, or 2 virtual CPU devices
-duoka run --devices 2 examples/digits/after.py --checkpoints saved
 
-`--checkpoints` saves the run every 50 steps. The same command resumes it.
+With `--dropout 0` it prints the numbers of `before.py --dropout 0`.
 With `--devices 1 --replicas 4` and `--devices 4` the weights are bitwise identical on CPU.
 """
 
 import argparse
-import hashlib
 
 import torch
 from torch.nn import functional
@@ -22,8 +20,6 @@ from model import make_model
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--dropout", type=float, default=0.25)
-parser.add_argument("--in-order", action="store_true", help="do not shuffle the training set")
-parser.add_argument("--checkpoints", help="a directory to save the run to and to resume it from")
 parser.add_argument("--weights", help="write the trained weights to this safetensors file")
 options = parser.parse_args()
 
@@ -33,31 +29,30 @@ torch.manual_seed(0)
 model = make_model(options.dropout)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 train_set, test_set = load_sets()
-train_loader = DataLoader(train_set, batch_size=64, shuffle=not options.in_order)
+train_loader = DataLoader(train_set, batch_size=64, shuffle=True)
 test_loader = DataLoader(test_set, batch_size=100)
 model, optimizer, train_loader = strategy.prepare(model, optimizer, train_loader)
-if options.checkpoints:
-    strategy.checkpoint(options.checkpoints, every_steps=50)
+
+
+def loss_of(images, labels):
+    return functional.cross_entropy(model(images), labels)
+
 
 for _ in strategy.epochs(options.epochs):
-    for images, labels in train_loader:
+    for batch in strategy.batches(train_loader):
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        strategy.backward(loss_of, batch)
         optimizer.step()
 
 
-def measure(batch):
+def measure(images, labels):
     """Return sums over the samples of a batch, each with its count."""
-    images, labels = batch
     scores = model(images)
     loss = functional.cross_entropy(scores, labels, reduction="sum")
     return {"loss": (loss, len(labels)), "accuracy": ((scores.argmax(1) == labels).sum(), len(labels))}
 
 
-found = strategy.evaluate(measure, test_loader)
-digest = hashlib.sha256()
-for _, weights in sorted(model.state_dict().items()):
-    digest.update(weights.cpu().numpy().tobytes())
-strategy.print(f"loss {found['loss']:.6f}  accuracy {found['accuracy']:.2%}  weights {digest.hexdigest()}")
+means = strategy.evaluate(measure, test_loader)
+strategy.print(f"loss {means['loss']:.6f}  accuracy {means['accuracy']:.2%}")
 if options.weights:
     strategy.save(options.weights, model.state_dict())

@@ -16,7 +16,6 @@ from model import make_model
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--dropout", type=float, default=0.25)
-parser.add_argument("--in-order", action="store_true", help="do not shuffle the training set")
 parser.add_argument("--weights", help="write the trained weights to this safetensors file")
 options = parser.parse_args()
 print("data: scikit-learn's digits")
@@ -26,7 +25,7 @@ torch.manual_seed(0)
 model = make_model(options.dropout).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 train_set, test_set = load_sets()
-train_loader = DataLoader(train_set, batch_size=64, shuffle=not options.in_order)
+train_loader = DataLoader(train_set, batch_size=64, shuffle=True)
 test_loader = DataLoader(test_set, batch_size=100)
 
 for _ in range(options.epochs):

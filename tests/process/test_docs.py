@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,52 @@ def compare(printed: str, ended: Ended) -> None:
     from_duoka = [line for line in lines if line.startswith("duoka: ")]
     assert [line for line in lines if line not in from_duoka] == without_numbers(ended.out)
     assert [line for line in from_duoka if line not in without_numbers(ended.err)] == [], ended.err
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_quick_start_prints_the_losses_of_the_script_without_duoka(tmp_path):
+    (script,) = (script for script in SCRIPTS if script.name == "quickstart.py")
+    source = re.sub(r"^(import duoka|strategy = .*|.*strategy\.prepare\(.*)\n", "", script.source, flags=re.MULTILINE)
+    source = source.replace("strategy.batches(loader)", "loader").replace("strategy.print", "print")
+    source = re.sub(r"loss = strategy\.backward.*", "loss = loss_of(*batch); loss.backward()", source)
+    assert "duoka" not in source and "strategy" not in source
+    (tmp_path / "plain.py").write_text(source)
+    plain = Run(tmp_path / "plain", [*PYTHON, str(tmp_path / "plain.py")], SETTINGS).finish(START_S, leaves=LEAVES)
+    printed = [line for line in (script.output or "").splitlines() if not line.startswith("duoka: ")]
+    assert [pytest.approx(loss, abs=2e-4) for loss in losses_in(printed)] == losses_in(plain.out.splitlines())
+
+
+KILL = """
+        if strategy.worker == 1 and epoch == 1 and batch.index == 30:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_quick_start_loses_a_worker_without_a_replacement_and_prints_the_same_losses(tmp_path):
+    """What the table of promises says of function style today, also of checkpoints."""
+    (script,) = (script for script in SCRIPTS if script.name == "quickstart.py")
+    calm = run_changed(tmp_path / "calm", script.source)
+    struck = run_changed(tmp_path / "struck", re.sub(r"( +optimizer\.step\(\))\n", rf"\1{KILL}", script.source))
+    assert "worker 1 (cpu:0/v1) was ended by SIGKILL" in struck.err
+    assert "is not started again" in struck.err
+    assert (struck.code, struck.out) == (0, calm.out)
+    saving = script.source.replace("\n\n\ndef loss_of", '\nstrategy.checkpoint("saved")\n\n\ndef loss_of')
+    refused = run_changed(tmp_path / "refused", saving)
+    assert refused.code != 0 and "strategy.checkpoint does not save loops of strategy.backward yet" in refused.err
+
+
+def run_changed(directory: Path, source: str) -> Ended:
+    directory.mkdir()
+    (directory / "quickstart.py").write_text(source)
+    return Run(directory, [*PYTHON, "quickstart.py"], SETTINGS, cwd=directory).finish(START_S, leaves=LEAVES)
+
+
+def losses_in(lines: list[str]) -> list[float]:
+    return [float(line.rpartition(" ")[2]) for line in lines]
 
 
 def test_few_blocks_are_left_out_and_each_says_why(capsys):

@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from tests.limits import START_S
 from tests.process.at_once import at_once
@@ -45,19 +46,44 @@ def numbers_after(word: str, text: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_digits_on_one_and_two_workers_end_with_equal_weights(tmp_path):
-    first, second = at_once(
-        *(partial(run, tmp_path / str(n), on_workers(n, 4), "digits/after.py", "--epochs", "1") for n in (1, 2))
+def test_digits_on_one_two_and_four_workers_end_with_equal_weights(tmp_path):
+    runs = at_once(*(partial(train_digits, tmp_path / str(n), on_workers(n, 4), "after") for n in (1, 2, 4)))
+    (text, weights), *others = runs
+    assert re.fullmatch(r"data: .*\nloss [\d.]+  accuracy [\d.]+%\n", text)
+    assert [other_text for other_text, _ in others] == [text, text]
+    for _, other in others:
+        assert {name: array.tobytes() for name, array in other.items()} == {
+            name: array.tobytes() for name, array in weights.items()
+        }
+
+
+@pytest.mark.slow
+def test_digits_without_dropout_has_the_numbers_of_the_plain_script_to_rounding(tmp_path):
+    (plain_text, plain), (text, weights) = at_once(
+        partial(train_digits, tmp_path / "plain", PYTHON, "before", "--dropout", "0"),
+        partial(train_digits, tmp_path / "replicated", on_workers(2, 3), "after", "--dropout", "0"),
     )
-    assert re.fullmatch(r"data: .*\nloss [\d.]+  accuracy [\d.]+%  weights [0-9a-f]{64}\n", first)
-    assert first == second
+    assert numbers_after("loss", text) == pytest.approx(numbers_after("loss", plain_text), rel=1e-5)
+    assert numbers_after("accuracy", text) == numbers_after("accuracy", plain_text)
+    for name, array in plain.items():
+        np.testing.assert_allclose(weights[name], array, atol=1e-5 * abs(array).max(), rtol=0)
+
+
+def train_digits(directory: Path, command: tuple[str, ...], script: str, *options: str) -> tuple[str, dict]:
+    """Train two epochs: in the second one, the order of samples depends on what was drawn in the first."""
+    file = directory / "weights.safetensors"
+    directory.mkdir()
+    text = run(directory, command, f"digits/{script}.py", "--epochs", "2", "--weights", str(file), *options)
+    return text, load_file(file)
 
 
 def test_the_demo_shows_equal_bits_and_that_all_of_its_trainings_learn(tmp_path):
     text = run(tmp_path, PYTHON, "demo.py", "--epochs", "3", "--workers", "1", "2", timeout_s=2 * START_S)
-    rows = re.findall(r"^(\S.*?)  +[\d.]+ +([\d.]+) % +[\d.]+   ([0-9a-f]{12})$", text, re.MULTILINE)
-    assert min(float(accuracy) for _, accuracy, _ in rows) > 30
-    hashes = {name: sha256 for name, _, sha256 in rows}
+    rows = re.findall(r"^(\S.*?)  +([\d.]+) +([\d.]+) % +[\d.]+   ([0-9a-f]{12})$", text, re.MULTILINE)
+    assert min(float(accuracy) for _, _, accuracy, _ in rows) > 30
+    losses = [float(loss) for _, loss, _, _ in rows]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)  # of the plain script
+    hashes = {name: sha256 for name, _, _, sha256 in rows}
     plain = hashes.pop("plain script, no Duoka")
     assert list(hashes) == ["4 replicas on 1 worker", "4 replicas on 2 workers"]
     assert len(set(hashes.values())) == 1
@@ -79,13 +105,31 @@ def test_the_demo_fails_when_the_weights_depend_on_the_number_of_workers(tmp_pat
 # GPT.
 
 
+GPT = ("--steps", "40", "--width", "32", "--layers", "1", "--context", "48")
+
+
 @pytest.mark.slow
-def test_gpt_has_the_losses_of_the_plain_script_although_replicas_hold_different_numbers_of_characters(tmp_path):
-    small = ("--epochs", "3", "--width", "32", "--layers", "1", "--context", "48", "--dropout", "0", "--in-order")
-    plain = run(tmp_path, PYTHON, "gpt/before.py", *small)
-    replicated = run(tmp_path, on_workers(2, 3), "gpt/after.py", *small)
-    assert len(numbers_after("loss", plain)) == 3
+def test_gpt_with_batches_of_its_own_has_the_losses_of_the_plain_script(tmp_path):
+    plain = run(tmp_path, PYTHON, "gpt/before.py", *GPT, "--dropout", "0")
+    replicated = run(tmp_path, on_workers(2, 3), "gpt/after.py", *GPT, "--dropout", "0")
+    assert len(numbers_after("loss", plain)) == 2
     assert numbers_after("loss", replicated) == pytest.approx(numbers_after("loss", plain), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_gpt_prints_the_same_on_one_and_two_workers_with_dropout_too(tmp_path):
+    options = (*GPT, "--dropout", "0.1")
+    first, second = at_once(
+        *(partial(run, tmp_path / str(n), on_workers(n, 2), "gpt/after.py", *options) for n in (1, 2))
+    )
+    assert len(numbers_after("loss", first)) == 2
+    assert first == second
+
+
+def test_a_text_that_is_shorter_than_the_context_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("too short")
+    with pytest.raises(SystemExit, match="9 characters"):
+        load_module("gpt/data").Text(tmp_path / "short.txt", 64)
 
 
 # CIFAR-10.
@@ -95,15 +139,15 @@ def test_gpt_has_the_losses_of_the_plain_script_although_replicas_hold_different
     ("script", "command"), [pytest.param("before", PYTHON, marks=pytest.mark.slow), ("after", on_workers(2, 4))]
 )
 @pytest.mark.slow
-def test_cifar_goes_on_from_its_newest_checkpoint(tmp_path, script, command):
+def test_cifar_resumes_from_its_newest_checkpoint(tmp_path, script, command):
     options = ("--width", "16", "--decay-epochs", "1", "--checkpoints", str(tmp_path / "saved"))
     first = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "1", *options)
     second = run(tmp_path, command, f"cifar10_cnn/{script}.py", "--epochs", "2", *options)
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["epoch-0001", "epoch-0002"]
     assert numbers_after("learning rate", first) == [0.02]
     assert re.findall(r"step 10 .* \d+ images/s\n", first)
-    assert "going on from" not in first
-    assert f"going on from {tmp_path / 'saved' / 'epoch-0001'}" in second
+    assert "resuming from" not in first
+    assert f"resuming from {tmp_path / 'saved' / 'epoch-0001'}" in second
     assert re.findall(r"epoch (\d)  loss", second) == ["1"]
     assert numbers_after("learning rate", second) == [0.01]
     # A model that started anew at this learning rate would end where the first one did.
@@ -123,7 +167,7 @@ def test_mobilenet_learns_from_idx_files_and_from_folders_of_pictures(tmp_path):
         tmp_path, on_workers(2, 2), "mobilenet_mnist/after.py", "--data", str(tmp_path / "pictures"), *small
     )
     for text in (plain, replicated):
-        assert re.fullmatch(r"epoch 0  loss [\d.]+  accuracy [\d.]+%\n", text)
+        assert re.fullmatch(r"data: .*\nepoch 0  loss [\d.]+  accuracy [\d.]+%\n", text)
 
 
 def write_idx_files(path: Path) -> None:

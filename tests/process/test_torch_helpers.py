@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.limits import START_S
+from tests.process.docs_blocks import read_page
 from tests.process.scripts import DUOKA_RUN, PYTHON, Ended, start, write
 
 pytestmark = [pytest.mark.torch]
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+PLAIN_LOOP = Path(__file__).parent / "torch_plain_loop.py"
 
 
 def run(directory: Path, source: str, *words: str, timeout_s: float) -> Ended:
@@ -449,16 +451,28 @@ def test_the_device_is_torchs_own_once_torch_is_imported_and_can_be_used_before_
 
 
 @pytest.mark.slow
-def test_the_page_is_one_script_that_runs(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 10
-    facts = """
-import json
-print(json.dumps({"step": strategy.step, "words": words, "accuracy": accuracy, "best": state["best"],
-                  "gathered": len(everything), "right": float((everything == y[160:]).float().mean()),
-                  "losses": [float(loss) for loss in losses]}), flush=True)
-"""
-    script = "\n".join(["import os, sys; os.chdir(sys.argv[1])", *blocks, facts])
+def test_the_functions_of_the_page_print_the_same_on_one_and_two_workers(tmp_path):
+    function_style, plain_loop = read_page(PAGE.name, PAGE.read_text())[0]
+    assert len(function_style.blocks) >= 8 and len(plain_loop.blocks) == 1
+    first, second = (
+        run_page(tmp_path / str(num_workers), function_style.source, num_workers) for num_workers in (1, 2)
+    )
+    assert first.out == second.out
+    assert re.search(r"^accuracy 0\.[89]\d from scores of shape \(40, 2\)$", first.out, re.MULTILINE)
+
+
+def run_page(directory: Path, source: str, num_workers: int) -> Ended:
+    directory.mkdir()
+    script = f"import os, sys; os.chdir(sys.argv[1])\n{source}"
+    program = [*DUOKA_RUN, "--devices", str(num_workers), "--replicas", "4"]
+    ended = start(directory, script, str(directory), program=program).finish(START_S, leaves=["torchinductor_"])
+    assert ended.code == 0, ended.err
+    return ended
+
+
+@pytest.mark.slow
+def test_a_plain_loop_can_use_all_helpers_in_one_script(tmp_path):
+    script = f"import os, sys; os.chdir(sys.argv[1])\n{PLAIN_LOOP.read_text()}"
     program = [*DUOKA_RUN, "--devices", "2", "--replicas", "4"]
     ended = start(tmp_path, script, str(tmp_path), program=program).finish(START_S, leaves=["torchinductor_"])
     assert ended.code == 0, ended.err
