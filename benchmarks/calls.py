@@ -13,6 +13,8 @@ All of it with two replicas on one worker (R=2, W=1), one thread, after a warm-u
   zero_grad and one optimizer step. The rest is Duoka's share. Both take turns, and the median difference of all
   rounds counts. The models have 4, 160 and 1,200 parameters.
 
+- CPU of a call: time.thread_time of one `strategy.backward` on tensors, less that of its functions and backward passes.
+
 A contestant is a function that takes a strategy and a model, and returns a generator of finished global batches. A
 second style of training is one more function in CONTESTANTS.
 """
@@ -165,6 +167,36 @@ def measure_cpu(
     return contest.typical("duoka"), contest.typical("plain"), statistics.median(differences)
 
 
+def measure_call(num_parameters: int, num_rounds: int) -> float:
+    """Milliseconds of the main thread for one `strategy.backward`, less those of its functions and their backwards."""
+    strategy, model = _new_strategy(), make_model(num_parameters)
+    model, _ = strategy.prepare(model, _optimizer(model))
+    x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, 1)
+    halves = list(zip(x.split(BATCH // 2), y.split(BATCH // 2), strict=True))
+
+    def loss_of(own_x: torch.Tensor, own_y: torch.Tensor) -> torch.Tensor:
+        return ((model(own_x) - own_y) ** 2).mean()
+
+    def call() -> list[float]:
+        model.zero_grad()
+        begin = time.thread_time()
+        strategy.backward(loss_of, x, y)
+        return [time.thread_time() - begin]
+
+    def compute() -> list[float]:
+        seconds = 0.0
+        for own_x, own_y in halves:
+            model.zero_grad()
+            begin = time.thread_time()
+            loss_of(own_x, own_y).backward()
+            seconds += time.thread_time() - begin
+        return [seconds]
+
+    runs = {"duoka": call, "plain": compute}
+    contest = paired.Contest.of(paired.run_rounds(list(runs), lambda name: runs[name](), num_rounds, num_warm_up=5))
+    return statistics.median(a - b for a, b in zip(contest.times["duoka"], contest.times["plain"], strict=True))
+
+
 def _thread_times(run: Callable[[], Iterator[None]]) -> list[float]:
     ends = [time.thread_time() for _ in run()]
     return [after - before for before, after in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)]
@@ -204,6 +236,9 @@ def main() -> None:
             whole, without, row[f"CPU ms at {num_parameters} parameters"] = measure_cpu(ours, plain, options.rounds)
             row[f"whole CPU ms at {num_parameters} parameters"] = whole
             row[f"plain CPU ms at {num_parameters} parameters"] = without
+    row = numbers["function style"]
+    for num_parameters in NUM_PARAMETERS:
+        row[f"call CPU ms at {num_parameters} parameters"] = measure_call(num_parameters, 6 * options.rounds)
     collective = _new_strategy()._session.collective
     exchange, exchange_files = count_calls_per_exchange(collective, options.batches)
     _print_table(numbers, exchange, exchange_files)
@@ -226,6 +261,10 @@ def _print_table(numbers: dict[str, dict[str, float]], exchange: float, exchange
     calls = [f"{row['calls per global batch']:.0f} in {row['files']:.0f} files" for row in rows]
     say("calls per global batch, 4 parameters", calls)
     say("calls per exchange", [f"{exchange:.0f} in {exchange_files} files"] * len(numbers))
+    for count in NUM_PARAMETERS:
+        name = f"call CPU ms at {count} parameters"
+        values = [f"{row[name]:.2f} ms" if name in row else "" for row in rows]
+        say(f"main-thread CPU of a call without the function and backward, {count:,} parameters", values)
     for count in NUM_PARAMETERS:
         values = [
             f"{row[f'CPU ms at {count} parameters']:.2f} ms ({row[f'whole CPU ms at {count} parameters']:.2f} less"

@@ -35,6 +35,8 @@ BENCHMARKS = (
     "all_reduce.py",
     "torch_step.py",
     "torch_overhead.py",
+    "calls.py",
+    "first_batch.py",
     "checkpoint_stall.py",
     "startup.py",
     "imports.py",
@@ -182,6 +184,13 @@ def make_rows(numbers: dict) -> list[Row]:
     ):
         rows.append(Row(what, f"< {most} ms", f"{found:.0f} ms", found < most))
     rows += _torch_rows(_read(numbers["torch_step_ms"]), paired.Contest.read(numbers["torch_overhead_ms"]))
+    rows += _call_rows(numbers["calls"]["function style"]) if "calls" in numbers else []
+    if "first_batch_s" in numbers:
+        first = paired.Contest.read(numbers["first_batch_s"])
+        late = first.typical("duoka") - first.typical("plain")
+        rows.append(
+            Row("first batch of 1,281,167 samples, seconds above PyTorch", "<= 0.1", f"{late:.3f}", late <= 0.1)
+        )
     rows += _keras_rows(numbers)
     rows += _course_rows(numbers["keras_course"]) if "keras_course" in numbers else []
     rows += _loop_rows(_read(numbers["tensorflow_step_ms"]))
@@ -355,9 +364,13 @@ def _torch_rows(cases: dict[str, paired.Contest], overhead: paired.Contest) -> l
     """Steps that exchange much, a step that computes much, and the cost on one worker."""
     rows = []
     for case, found in cases.items():
-        asked = {MLP_16: 1.3, MLP_128: 1.2}.get(case, 1.0)
+        asked = {MLP_16: 1.5, MLP_128: 1.35}.get(case, 1.0)
         for peer in ("ddp", "accelerate", "fabric"):
             rows.append(at_least(f"{case}, against {peer}", asked, found.against(peer), found.control(peer)))
+        if "floor" in found.times:
+            rows.append(at_most(f"{case}, in times of floor", 1.02, found.in_times_of("floor")))
+            share = found.above_floor() / (found.typical("ddp") - found.typical("floor"))
+            rows.append(Row(f"{case}, step less floor, in DDP's", "<= 0.5", f"{share:.2f}", share <= 0.5))
     mlp, resnet = cases[MLP_16], cases[RESNET]
     floor = "floor" if "floor" in mlp.times else "half"
     cost = (mlp.typical("duoka") - mlp.typical(floor)) / mlp.typical("memcpy")
@@ -366,6 +379,17 @@ def _torch_rows(cases: dict[str, paired.Contest], overhead: paired.Contest) -> l
     rows.append(at_least("ResNet-18, two workers against one, one thread each", 1.8, resnet.against("alone")))
     what = "ResNet-18, one worker with one replica, time against the plain loop"
     rows.append(at_most(what, 1.02, overhead.in_times_of("plain"), overhead.control("plain")))
+    return rows
+
+
+def _call_rows(found: dict[str, float]) -> list[Row]:
+    """Two replicas on one worker."""
+    calls = found["calls per global batch"]
+    rows = [Row("Python calls into Duoka per global batch, function style", "<= 260", f"{calls:.0f}", calls <= 260)]
+    for count in (4, 160, 1200):
+        spent, most = found[f"call CPU ms at {count} parameters"], 0.5 + 0.004 * count
+        what = f"main-thread CPU of a call without function and backward, {count:,} parameters"
+        rows.append(Row(what, f"<= {most:.2f} ms", f"{spent:.2f} ms", spent <= most))
     return rows
 
 

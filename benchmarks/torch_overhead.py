@@ -33,16 +33,11 @@ def main() -> None:
     data = TensorDataset(torch.randn(BATCH * num_batches, 3, 32, 32), torch.randint(0, 10, (BATCH * num_batches,)))
     # The plain loop takes two steps in each round, so its data has to last twice as long.
     twice = torch.utils.data.ConcatDataset([data, data])
-    runs = {"plain": new_run(twice), "duoka": new_run(data, duoka.Mirrored(devices=1))}
-    loops = {name: iter(loader) for name, (_, _, loader) in runs.items()}
+    steps = {"plain": plain_steps(twice), "duoka": function_steps(data, duoka.Mirrored(devices=1))}
 
     def run_step(name: str) -> list[float]:
-        model, optimizer, _ = runs[name]
         begin = time.perf_counter()
-        x, y = next(loops[name])
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        next(steps[name])
         return [time.perf_counter() - begin]
 
     contest = paired.Contest.of(
@@ -56,12 +51,33 @@ def main() -> None:
         Path(os.environ["DUOKA_BENCH_JSON"]).write_text(json.dumps({"torch_overhead_ms": contest.write()}))
 
 
-def new_run(data, strategy=None):
+def new_run(data):
     torch.manual_seed(0)
     model = make_resnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    loader = DataLoader(data, batch_size=BATCH)
-    return (model, optimizer, loader) if strategy is None else strategy.prepare(model, optimizer, loader)
+    return model, optimizer, DataLoader(data, batch_size=BATCH)
+
+
+def plain_steps(data):
+    model, optimizer, loader = new_run(data)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        yield
+
+
+def function_steps(data, strategy):
+    model, optimizer, loader = strategy.prepare(*new_run(data))
+
+    def loss_of(x, y):
+        return F.cross_entropy(model(x), y)
+
+    for batch in strategy.batches(loader):
+        optimizer.zero_grad()
+        strategy.backward(loss_of, batch)
+        optimizer.step()
+        yield
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from duoka.runtime.worker import attachment
 from duoka.session import WorkerSession
 from duoka.strategies.mirrored import Mirrored
 from tests.conftest import die_at, run_workers
-from tests.process.torch_evaluations import SCENARIOS, SIZES, WRONG, Noisy, make_data, make_model
+from tests.process.torch_evaluations import SCENARIOS, SIZES, WRONG, make_data, make_model
 
 pytestmark = [pytest.mark.torch]
 WORKERS = [1, 2, 3]
@@ -194,7 +194,7 @@ def lose_a_worker(collective, kind: str, victim: int = -1, moment: int = -1, bat
 
     if collective.worker == victim and moment >= 0:
         die_at(collective, moment)
-    loader = DataLoader(make_data(), batch_size=8)
+    loader = DataLoader(make_data(), batch_size=3)  # three batches or more for each replica
     answers = [strategy.evaluate(measure_large if kind == "large" else measure, loader) for _ in range(2)]
     return [np.asarray(answer).tobytes().hex()[:64] for answer in answers]
 
@@ -287,7 +287,7 @@ def order_by_worker(collective) -> None:
     [
         (evaluate_too_early, "MismatchError", "whose batch is not complete"),
         (fail_on_one_worker, "KeyError", "only here"),
-        (order_by_worker, "MismatchError", "did not call the same thing"),
+        (order_by_worker, "MismatchError", "read other samples on some workers"),
     ],
 )
 def test_evaluations_that_do_not_fit_are_an_error_and_never_a_hang(body, error, words):
@@ -337,23 +337,6 @@ def run_alone(collective) -> list:
         ours = [strategy.sum(batch[-1]).tolist() for batch in prepared]  # collectives do not wait for anybody
     accuracy = strategy.evaluate(lambda batch: ((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1])), prepared)
     return [plain == ours, torch.rand(1).item() == drawn, accuracy]
-
-
-def draw_alone(collective) -> list[float]:
-    """Evaluations by processes that may stay, and by those of a script that is resumed before the second one."""
-    strategy = strategy_of(collective)
-    found = []
-    for num_evaluations in (2, 1):
-        loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1, persistent_workers=True)
-        torch.manual_seed(5)
-        for _ in range(num_evaluations):
-            found.append(strategy.evaluate(lambda batch: (batch[0].double().sum(), 1), loader))
-    return found
-
-
-def test_with_one_replica_persistent_processes_draw_the_numbers_of_a_script_that_is_resumed():
-    first, second, resumed = run_workers(1, 1, draw_alone).results[0]
-    assert first == second == resumed, "evaluations leave the generators outside as they were"
 
 
 def test_one_replica_runs_the_loader_as_it_is():

@@ -153,7 +153,8 @@ class Losses:
 
     def on_failed(self, worker: Worker, code: int) -> None:
         if self._shutdown.has_begun:
-            return  # the run is ending, and this is not why
+            self._take_cause(worker)
+            return
         told = {} if worker.failure is None or worker.state is State.LOST else worker.failure  # by the worker itself
         if told.get("error") == "WorkerLeft" and self._members.comebacks.has_come_back(worker.number):
             # Its script counts steps by itself, and not those that it has not run. The others have finished theirs.
@@ -170,6 +171,15 @@ class Losses:
         self._outcome.failed_worker = worker.number
         self._outcome.failure = worker.failure
         self._shutdown.stop(f"worker {worker.number} failed", code or 1, ending=worker)
+
+    def _take_cause(self, worker: Worker) -> None:
+        """The run is ending, and this is not why, unless the run ends for an error that another worker had.
+
+        The worker whose function raised reports at the same time as those that only hear of it.
+        """
+        shown, told = self._outcome.failure or {}, worker.failure or {}
+        if shown.get("error") == "ReplicaFailed" and told.get("error") not in (None, "ReplicaFailed"):
+            self._outcome.failed_worker, self._outcome.failure = worker.number, worker.failure
 
     def _find_way_after_loss(self) -> WayBack | None:
         death = self._last_death

@@ -102,6 +102,7 @@ class TorchAdapter:
             self.tell_once,
             self.checks,
         )
+        self.evaluation.refuse_in_function = self._calls.refuse_inside
         self._loaders = Loaders(collective, self._base_seed, device, self._styles.choose_function, self.tell_once)
         self._evaluator = Evaluator(
             collective, self._models, device, self._base_seed, self.tell_once, self._calls.inside, self._loaders
@@ -591,6 +592,7 @@ class TorchAdapter:
 
     def evaluate(self, function: Any, loader: Any) -> Any:
         """sum / count of the pairs that the function returns, over the batches of all replicas."""
+        self._calls.refuse_inside("strategy.evaluate")
         if self._styles.is_plain or self.options.borders.is_state_wanted:
             return self.evaluation.evaluate(function, loader)
         plain = loader.unprepared if isinstance(loader, PreparedLoader) else loader

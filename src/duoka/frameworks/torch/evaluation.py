@@ -58,6 +58,7 @@ class Evaluation:
         self.replicas_of_last_loop: tuple[int, ...] | None = None
         self._num_evaluations = 0
         self.recollections = Recollections()
+        self.refuse_in_function: Callable[[str], None] = lambda call: None  # set where there are such functions
 
     def capture(self) -> list[int]:
         return [self._num_loops, self._num_evaluations]
@@ -111,7 +112,8 @@ class Evaluation:
         return bool(self._open)
 
     def refuse(self, call: str) -> None:
-        """Inside an evaluation loop workers cannot wait for one another."""
+        """Inside an evaluation loop, or a function of a call, workers cannot wait for one another."""
+        self.refuse_in_function(call)
         if self._open:
             raise MismatchError(
                 f"{call} was called inside an evaluation loop.",

@@ -36,10 +36,12 @@ class Batch:
         load_cuts: LoadCuts,
         device: torch.device,
         samples_digest: int = 0,
+        order_digest: int = 0,
     ) -> None:
         self.num_samples, self._load, self._load_cuts = num_samples, load, load_cuts
         self._move = operator.methodcaller("to", device, non_blocking=True)
         self.index, self.epoch = index, epoch
+        self.order_digest = order_digest  # of the indices of the samples
         self.samples_digest = samples_digest  # of samples that all workers must find alike; 0: none were looked at
         self._is_current = True
         self._moved: dict[int, Any] = {}
@@ -149,7 +151,8 @@ class Batches:
                     " a generator of its own: runs do not repeat bit for bit. Draw from the global generator of torch,"
                     " NumPy or Python"
                 )
-            yield Batch(loaded.num_samples, index, self._epoch, loaded.load, loaded.load_cuts, self._device, digest)
+            load, load_cuts = loaded.load, loaded.load_cuts
+            yield Batch(loaded.num_samples, index, self._epoch, load, load_cuts, self._device, digest, loaded.order)
 
     def _read_whole(self, batches: Iterator[Any]) -> Iterator[Batch]:
         """With one replica, and of streams: every worker reads everything."""

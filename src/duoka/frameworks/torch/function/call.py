@@ -86,6 +86,16 @@ class Calls:
             )
         return Rows(tensor)
 
+    def refuse_inside(self, call: str) -> None:
+        """Refuse a call between workers while a function of this worker's samples is under way."""
+        if self.is_inside:
+            raise MismatchError(
+                f"{call} was called inside a function passed to strategy.backward or strategy.evaluate.",
+                why="the function runs for some replicas on one worker and for some on another: workers would wait for"
+                " each other.",
+                do="return the value from the function as a metric, and use it after the call.",
+            )
+
     @contextmanager
     def inside(self) -> Iterator[None]:
         self.is_inside = True
@@ -106,11 +116,7 @@ class Calls:
     def backward(
         self, function: Function, args: Sequence[Any], scaler: Any, rates: Sequence[str], *, check: bool = True
     ) -> Any:
-        if self.is_inside:
-            raise MismatchError(
-                "strategy.backward was called inside of a function that it runs.",
-                do="return the loss from the function; make a second call after the first one.",
-            )
+        self.refuse_inside("strategy.backward")
         inputs = Inputs(args, self.collective.num_replicas, self.device)
         self.trained.scan()
         if not self.trained.parameters:
@@ -128,11 +134,14 @@ class Calls:
             trained = self.trained
             check_models(trained.models, trained.parameters, trained.names, self.tell)
         name = title_call(title, inputs.describe(), rates)
-        digests = Digests(digest_generators(), inputs.digest(is_whole=is_whole(self.number)), inputs.digest_samples())
+        is_whole = self.number <= _FIRST_CALLS or self.number % _EVERY == 0
+        digests = Digests(
+            digest_generators(), inputs.digest(is_whole=is_whole), inputs.digest_samples(), inputs.digest_order()
+        )
         with keeping_generators():
             while True:
                 num_groups = self._num_groups.get(title, 1)
-                attempt = _Attempt(self, function, inputs, title, digests, scaler, num_groups, is_checked=is_first)
+                attempt = _Attempt(self, function, inputs, title, digests, scaler, num_groups, is_first, is_whole)
                 try:
                     notes = attempt.exchange(name)
                     self._checked.add(title)
@@ -169,14 +178,15 @@ class _Attempt:
         digests: Digests,
         scaler: Any,
         num_groups: int,
-        *,
         is_checked: bool,
+        is_whole: bool,
     ) -> None:
         self._calls, self._function, self._inputs, self._scaler = calls, function, inputs, scaler
         self._collective, self._trained, self._device = calls.collective, calls.trained, calls.device
         self._number, self._num_replicas = calls.number, calls.collective.num_replicas
         self.num_groups = num_groups
         self._is_checked = is_checked  # the function is, before it runs for replica 0
+        self._is_looked_at = is_checked or is_whole  # parameters are, in this call
         self._parameters = self._trained.parameters
         self._statistics = self._trained.statistics
         self._buffers = self._trained.buffers(num_groups)
@@ -275,19 +285,26 @@ class _Attempt:
         for buffer in self._statistic_buffers:
             torch.as_tensor(self._exchange.slot(buffer, replica)).zero_()
 
-    def _run(self, replica: int) -> Returned:
-        """Run the function on a replica's samples, from the state before the call."""
-        self._restore_buffers()
-        seed_all(derive("call", self._calls.seed.number, self._number, replica))
-        data, total = self._inputs.cut(replica), self._inputs.num_samples
-        num_rows = len(share(total, self._num_replicas, replica))
-        versions = read_versions(data)
-        end_watch = self._calls.single_samples.watch(replica, num_rows, total, self._inputs.last_size)
+    def _run_watched(self, replica: int, data: Sequence[Any], num_rows: int) -> Returned:
+        total, last_size = self._inputs.num_samples, self._inputs.last_size
+        if num_rows > 1 and not last_size:
+            return self._calls.run(self._function, data)
+        end_watch = self._calls.single_samples.watch(replica, num_rows, total, last_size)
         try:
-            returned = self._calls.run(self._function, data)
+            return self._calls.run(self._function, data)
         finally:
             end_watch()
-        refuse_changed_arguments(data, versions, self._title)
+
+    def _run(self, replica: int, num_rows: int) -> Returned:
+        """Run the function on a replica's samples, from the state before the call."""
+        if self._statistics.has_any:
+            self._restore_buffers()
+        seed_all(derive("call", self._calls.seed.number, self._number, replica))
+        data = self._inputs.cut(replica)
+        versions = read_versions(data)
+        returned = self._run_watched(replica, data, num_rows)
+        if read_versions(data) != versions:
+            refuse_changed_arguments(data, versions, self._title)
         if not self._inputs.has_rows(data, num_rows) and any(term.kind == "samples" for term in returned.terms):
             raise MismatchError(
                 f"The loader's collate_fn made {len(data[0])} rows of {num_rows} samples.",
@@ -297,10 +314,9 @@ class _Attempt:
         return returned
 
     def _compute(self, replica: int, num_rows: int) -> bytes:
-        is_looked_at = self._is_checked or is_whole(self._number)
-        versions = read_parameter_versions(self._trained.everything) if is_looked_at else []
-        returned = self._run(replica)
-        if is_looked_at:
+        versions = read_parameter_versions(self._trained.everything) if self._is_looked_at else []
+        returned = self._run(replica, num_rows)
+        if self._is_looked_at:
             trained, losses = self._trained, [term.value for term in returned.terms]
             refuse_changed_parameters(trained.everything, trained.all_names, versions, self._title)
             refuse_unprepared(self._function, losses, trained.known, self._title)
@@ -438,13 +454,8 @@ class _Attempt:
         if not rows:
             return None
         if replica not in self._measured:
-            self._measured[replica] = Measured.of(self._run(replica).metrics, len(rows))
+            self._measured[replica] = Measured.of(self._run(replica, len(rows)).metrics, len(rows))
         return self._measured[replica]
-
-
-def is_whole(number: int) -> bool:
-    """Whether everything is looked at in this call, and not a part of it."""
-    return number <= _FIRST_CALLS or number % _EVERY == 0
 
 
 def _copy_of(result: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -95,6 +96,7 @@ class Evaluator:
                 reader.places,
                 lambda: 3.0 * math.ceil(seconds),
                 failure,
+                lambda: reader.order,
             )
             self._collective.end_step()
         if answer is None:
@@ -130,11 +132,17 @@ class _Totals:
 
     def add(self, returned: Any, num_samples: int | None) -> None:
         named = returned if isinstance(returned, dict) else {ALONE: returned}
+        for name in returned if isinstance(returned, dict) else ():
+            if not isinstance(name, str) or not name:
+                used = repr(name) if name != "" else "an empty string"
+                raise MismatchError(f"The function given to strategy.evaluate used {used} as a name.", do=_DO)
         for name, metric in named.items():
             if not isinstance(metric, Rows) and not (isinstance(metric, tuple | list) and len(metric) == 2):
+                is_list = isinstance(metric, tuple | list)
+                what = f"{len(metric)} values" if is_list else f"a {type(metric).__name__}"
                 raise MismatchError(
-                    f"The function given to strategy.evaluate returned a {type(metric).__name__}"
-                    f"{f' for {name!r}' if name else ''}, not a sum and a count.",
+                    f"The function given to strategy.evaluate returned {what}{f' for {name!r}' if name else ''}, not a"
+                    " sum and a count.",
                     why="means of batches of different sizes cannot be put together again.",
                     do=_DO,
                 )
@@ -162,6 +170,7 @@ class _WholeReader:
         self._loader, self._num_replicas = loader, num_replicas
         self._sizes: list[int] = []
         self._state: Any = None
+        self.order = 0  # a digest of what was read
 
     def read(self, replicas: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
         if self._num_replicas == 1:
@@ -172,10 +181,11 @@ class _WholeReader:
             restore_generators(self._state)
         else:
             self._state = now
-        sizes = []
+        sizes, self.order = [], 0
         for number, batch in enumerate(start(self._loader)):
             parts = batch if type(batch) in (tuple, list) else [batch]
             sizes.append(arguments.count_samples(parts) or 0)
+            self.order = zlib.crc32(arguments.fingerprint(parts, is_whole=False).to_bytes(4, "little"), self.order)
             if number % self._num_replicas in replicas:
                 yield number % self._num_replicas, number, batch
         self._sizes = sizes

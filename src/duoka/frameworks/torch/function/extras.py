@@ -13,6 +13,7 @@ import torch
 from duoka.collectives.collective import Collective, Exchange
 from duoka.data.shares import share
 from duoka.errors import MismatchError, ReplicaFailed
+from duoka.frameworks.torch.function.note import order_differs
 from duoka.frameworks.torch.function.returned import Measured, combine, decode, encode
 
 _LONGEST_TEXT, _MOST_NUMBERS = 1000, 64  # a note holds 4 KB
@@ -31,6 +32,7 @@ def exchange_metrics(
     places: Callable[[int], Sequence[range]] | None = None,
     patience_s: Callable[[], float] = lambda: 0.0,
     failure: Sequence[BaseException] = (),
+    find_order: Callable[[], int] = lambda: 0,
 ) -> Any:
     """Return the metrics of all samples. `measure` computes a replica's; None if it has no samples.
 
@@ -42,21 +44,26 @@ def exchange_metrics(
 
     def say(replica: int) -> bytes:
         measured = measure(replica)
-        return _say(measured) if not failure else json.dumps({"error": describe_error(failure[0])[:1500]}).encode()
+        if failure:
+            return json.dumps({"error": describe_error(failure[0])[:1500]}).encode()
+        return json.dumps({"order": find_order(), **_say(measured)}).encode()
 
     _carry_out(first, say, collective.deadline_s, patience_s)
-    said = {replica: json.loads(note) for replica, note in enumerate(first.notes) if note}
-    if failed := [replica for replica, each in said.items() if "error" in each]:
+    told = [json.loads(note) for note in first.notes]
+    if failed := [replica for replica, each in enumerate(told) if "error" in each]:
         first.release()
         collective.end_step()
         if failure:
             raise failure[0]
-        error = said[failed[0]]["error"]
+        error = told[failed[0]]["error"]
         raise ReplicaFailed(
             f"{name} failed on replica {failed[0]}: {error.splitlines()[0]}",
             why=error,
             do="see its traceback, from the worker that runs it. A script that catches the error goes on.",
         )
+    if len({each["order"] for each in told}) > 1:
+        raise order_differs(f"{name} read other samples on some workers.")
+    said = {replica: each for replica, each in enumerate(told) if "digest" in each}
     num_samples = count_samples()
     find_places = places or (lambda replica: [share(num_samples, collective.num_replicas, replica)])
     if len({each["digest"] for each in said.values()}) > 1:
@@ -124,18 +131,17 @@ def _place_rows(slot: Any, measured: Measured, row_bytes: list[int], num_samples
         start += num_samples * each
 
 
-def _say(measured: Measured | None) -> bytes:
+def _say(measured: Measured | None) -> dict[str, Any]:
     if measured is None:
-        return b""
+        return {}
     text = encode(measured.kinds)
-    said = {
+    return {
         "digest": hashlib.sha256(text).hexdigest()[:16],
         "title": text.decode()[:500],
         "text": len(text),
         "numbers": len(measured.numbers),
         "rows": [kind.row_bytes for kind in measured.kinds if kind.row_dtype],
     }
-    return json.dumps(said).encode()
 
 
 def describe_error(error: BaseException) -> str:

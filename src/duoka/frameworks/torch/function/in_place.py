@@ -17,19 +17,18 @@ _VERSION = operator.attrgetter("_version")
 def read_versions(data: Sequence[Any]) -> list[int]:
     """Return a number for each tensor of the arguments that grows with each change in place."""
     versions: list[int] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        versions.append(0 if tensor.is_inference() else tensor._version)
-        return tensor
-
     for value in data:
-        note(value) if isinstance(value, torch.Tensor) else map_tensors(value, note)
+        if isinstance(value, torch.Tensor):
+            versions.append(0 if value.is_inference() else value._version)
+        else:
+            parts: list[torch.Tensor] = []
+            map_tensors(value, parts.append)
+            versions += read_versions(parts)
     return versions
 
 
 def refuse_changed_arguments(data: Sequence[Any], before: list[int], title: str) -> None:
-    if read_versions(data) == before:
-        return
+    """Raise, naming the argument. `before` differs from what `read_versions` returns now."""
     changed = [position for position, value in enumerate(data, start=1) if isinstance(value, torch.Tensor)]
     changed = [n for n in changed if [data[n - 1]._version] != before[n - 1 : n]] if len(before) == len(data) else []
     raise MismatchError(

@@ -23,11 +23,13 @@ class Inputs:
         self._args, self._num_replicas, self._device = args, num_replicas, device
         self.handles: list[Batch] = []
         self.tensors: list[Any] = []
+        self.last_size = 0  # samples of a loader's last batch, if it is smaller and this is the loader's first one
         lengths = []
         for arg in args:
             if isinstance(arg, Batch):
                 arg.check_current()
                 self.handles.append(arg)
+                self.last_size = max(self.last_size, arg.last_size)
                 lengths.append(arg.num_samples)
             else:
                 self.tensors.append(arg)
@@ -41,7 +43,8 @@ class Inputs:
             )
         self.num_samples = lengths[0]
         self.has_one_length = lengths.count(lengths[0]) == len(lengths)
-        self._check_lengths(lengths)
+        if not self.has_one_length or not lengths[0]:
+            self._check_lengths(lengths)
 
     def _check_lengths(self, lengths: Sequence[int]) -> None:
         if min(lengths) == 0:
@@ -66,11 +69,6 @@ class Inputs:
             )
         return [] if count is None else [count]
 
-    @property
-    def last_size(self) -> int:
-        """Samples of a loader's last batch, if it is smaller and this is the loader's first one; otherwise 0."""
-        return max([handle.last_size for handle in self.handles], default=0)
-
     def describe(self) -> str:
         parts = [handle.title for handle in self.handles]
         return ", ".join([*parts, arguments.describe(self.tensors)] if self.tensors else parts)
@@ -87,6 +85,13 @@ class Inputs:
                 digest = zlib.crc32(handle.samples_digest.to_bytes(4, "little"), digest)
         return digest
 
+    def digest_order(self) -> int:
+        """Of the indices of the samples in all batches."""
+        digest = 0
+        for handle in self.handles:
+            digest = zlib.crc32(handle.order_digest.to_bytes(4, "little"), digest)
+        return digest
+
     def cut(self, replica: int) -> list[Any]:
         """This replica's arguments, on its device."""
         found: list[Any] = []
@@ -101,8 +106,13 @@ class Inputs:
 
     def has_rows(self, data: Sequence[Any], num_rows: int) -> bool:
         """Whether a replica's arguments have one row per sample, as far as they are tensors of one length."""
-        lengths = {len(value) for value in data if isinstance(value, torch.Tensor) and value.ndim}
-        return not self.handles or len(lengths) != 1 or lengths == {num_rows}
+        if not self.handles:
+            return True
+        lengths = set()
+        for value in data:
+            if isinstance(value, torch.Tensor) and value.ndim:
+                lengths.add(value.shape[0])
+        return len(lengths) != 1 or num_rows in lengths
 
     def cutter(self, cuts: Sequence[tuple[int, int]]) -> Callable[[int, int], list[Any]]:
         """A function that returns the arguments for one of these ranges of the first samples."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from duoka.errors import MismatchError, ReplicaFailed
 
-_HEAD = struct.Struct("<??BBIIIIHHHHH")
+_HEAD = struct.Struct("<??BBIIIIIHHHHH")
 _LONGEST_ERROR = 1500
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -21,6 +21,7 @@ class Digests(NamedTuple):
     generators: int = 0  # the global generators
     inputs: int = 0  # the values of global tensors
     samples: int = 0  # some samples of each loader
+    order: int = 0  # which samples make up the batch
 
 
 NO_DIGESTS = Digests()
@@ -54,7 +55,7 @@ class Note(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, num_parameters: int) -> Note:
-        is_nan, is_large, dtype, _, generators, inputs, samples, others, *lengths = _HEAD.unpack_from(data)
+        is_nan, is_large, dtype, _, generators, inputs, samples, order, others, *lengths = _HEAD.unpack_from(data)
         lengths[2] *= 8
         places, start = [], _HEAD.size
         for length in lengths:
@@ -69,7 +70,7 @@ class Note(NamedTuple):
             is_large,
             _DTYPES[dtype],
             groups.decode(),
-            Digests(generators, inputs, samples),
+            Digests(generators, inputs, samples, order),
             others,
             error.decode(errors="replace"),
             struct.unpack(f"<{len(numbers) // 8}d", numbers),
@@ -77,6 +78,15 @@ class Note(NamedTuple):
             struct.unpack(f"<{len(moved) // 2}H", moved),
             used,
         )
+
+
+def order_differs(what: str) -> MismatchError:
+    return MismatchError(
+        what,
+        why="every worker runs the loader's sampler and must come to the same order. Each replica takes a part of it.",
+        do="leave DistributedSampler out, because Duoka splits the batches itself. Seed a sampler's own generator alike"
+        " on all workers.",
+    )
 
 
 class Notes:
@@ -120,7 +130,7 @@ class Notes:
                 )
 
     def _raise_difference(self) -> NoReturn:
-        generators, inputs, samples = ([note.digests[place] for note in self.all] for place in range(3))
+        generators, inputs, samples, _ = ([note.digests[place] for note in self.all] for place in range(4))
         if len(set(generators)) > 1:
             raise MismatchError(
                 f"The workers have drawn different random numbers between calls {self._number - 1} and {self._number}.",
@@ -136,6 +146,8 @@ class Notes:
                 do="seed what makes the batch (torch.randperm, a NumPy generator) alike on all workers, or draw batches"
                 " by strategy.batches. The samples of a plain loop over a prepared loader are one worker's only.",
             )
+        if len(set(samples)) == 1:
+            raise order_differs(f"The batch of call {self._number} has other samples on some workers.")
         raise MismatchError(
             "Workers found different samples at the same index of a loader's dataset.",
             why="the dataset was made differently on each worker, e.g. by random_split or shuffling without a seed:"

@@ -269,7 +269,8 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
         return value.detach().to("cpu", torch.float64).numpy()
     if isinstance(value, bool | int | float | np.generic | np.ndarray) and np.asarray(value).dtype.kind in "biuf":
         return np.asarray(value, np.float64)
-    raise MismatchError(f"The function returned a {type(value).__name__} as a metric{_of(name)}.", do=_DO_METRICS)
+    what = f"{value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise MismatchError(f"The function returned a {what} as a metric{_of(name)}, not a number.", do=_DO_METRICS)
 
 
 def _of(name: str) -> str:

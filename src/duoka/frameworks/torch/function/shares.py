@@ -6,6 +6,7 @@ of the loader's processes, the order, prefetching, persistent workers. The order
 
 from __future__ import annotations
 
+import array
 import copy
 import itertools
 import zlib
@@ -159,6 +160,14 @@ def cut(indices: list[Any], num_replicas: int, replica: int) -> tuple[Any, ...]:
     return tuple(indices[rows.start : rows.stop])
 
 
+def digest_order(indices: list[Any], digest: int = 0) -> int:
+    """A digest of the indices of a batch."""
+    try:
+        return zlib.crc32(array.array("q", indices).tobytes(), digest)
+    except (TypeError, OverflowError):  # names, tuples
+        return zlib.crc32(repr(indices).encode(), digest)
+
+
 class WholeRequests:
     """A batch sampler: the user's own batches, of which it asks for those of some replicas.
 
@@ -204,6 +213,7 @@ class Loaded:
     load: Callable[[int], Any]
     load_cuts: Callable[[tuple[tuple[int, int], ...]], dict[int, Any]]
     digest: int
+    order: int  # a digest of its indices
 
 
 class ShareLoader:
@@ -250,7 +260,7 @@ class ShareLoader:
         for number, (shares, digest) in enumerate(batches):
             indices = requests.issued.popleft()
             found = _Shares(self, shares, indices, epoch, number)
-            yield Loaded(len(indices), found.load, found.load_cuts, digest)
+            yield Loaded(len(indices), found.load, found.load_cuts, digest, digest_order(indices))
 
     def read_whole(self, requests: WholeRequests) -> Iterator[Any]:
         """Begin a pass of whole batches."""
@@ -312,6 +322,14 @@ class EvaluationReader:
     def num_samples(self) -> int:
         return sum(map(len, self._batches))
 
+    @property
+    def order(self) -> int:
+        """A digest of the whole order."""
+        digest = 0
+        for batch in self._batches:
+            digest = digest_order(batch, digest)
+        return digest
+
     def places(self, replica: int) -> list[range]:
         found, start_at = [], 0
         for number, batch in enumerate(self._batches):
@@ -331,7 +349,8 @@ class _Shares:
     def load(self, replica: int) -> Any:
         if replica not in self._shares:
             self._shares[replica] = self._loader.load_share(self._epoch, self._batch, self._indices, replica)
-        return unwrap(self._shares[replica])
+        loaded = self._shares[replica]
+        return unwrap(loaded) if isinstance(loaded, Failed) else loaded
 
     def load_cuts(self, cuts: tuple[tuple[int, int], ...]) -> dict[int, Any]:
         return self._loader.load_cuts(self._epoch, self._batch, self._indices, cuts)
