@@ -416,3 +416,20 @@ def equal_counts_of_two_terms(model, strategy):
     x, y = inputs()
     y, y_first = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0, 1]), 0  # 2 and 3 for replica 0, 2 and 2 for replica 1
     return loss_of, (x, y)
+
+
+@wrong(NOT_A_MEAN)
+def token_mean_with_nothing_in_one_part(model, strategy):
+    """The first five samples have no token that counts: their mean is NaN."""
+    loss_of, (x, y) = token_mean(model, strategy)
+    y[:5] = -100
+    return loss_of, (x, y)
+
+
+@wrong("returned metrics on some replicas only")
+def metrics_of_some_replicas(model, strategy):
+    def loss_of(x, y):
+        loss = F.cross_entropy(model(x), y)
+        return (loss, {"loss": loss}) if len(x) == 4 else loss
+
+    return loss_of, inputs()

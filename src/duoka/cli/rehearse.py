@@ -196,7 +196,7 @@ def _describe(row: Row, has_earlier: bool) -> list[str]:
 
 _BATCHNORM = (
     "  Why: BatchNorm normalises each replica's samples by themselves. With running statistics both runs are equal.\n"
-    "  Fix: sync_batchnorm=True makes it equal. Duoka does not count this difference in the exit code."
+    "  Fix: sync_batchnorm=True in a plain loop makes it equal. Duoka does not count this difference in the exit code."
 )
 _EARLIER = "  Fix: correct the differences above first. Any of them may be the reason for this one."
 _REMEDIES = {

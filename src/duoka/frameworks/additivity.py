@@ -6,6 +6,7 @@ other numbers than one device. The probe knows nothing of a framework.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,9 @@ class Finding:
 
     @property
     def difference(self) -> float:
-        """Relative to the larger of both."""
+        """Relative to the larger of both. Infinite if only the parts have none: a mean over nothing."""
+        if math.isfinite(self.together) and not math.isfinite(self.combined):
+            return math.inf
         largest = max(abs(self.together), abs(self.combined))
         return abs(self.together - self.combined) / largest if largest else 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return type(value)(map_tensors(part, change) for part in value)
     if isinstance(value, Mapping):
         return like(value, {key: map_tensors(part, change) for key, part in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: map_tensors(getattr(value, name), change) for name in fields})
     return value
 
 

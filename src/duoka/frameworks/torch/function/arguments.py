@@ -69,8 +69,8 @@ def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return like(value, {key: change(part) for key, part in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: change(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: change(getattr(value, name)) for name in fields})
     return value
 
 
@@ -81,12 +81,14 @@ def describe(args: Sequence[Any], first: int = 1) -> str:
 
 
 def fingerprint(args: Sequence[Any], *, is_whole: bool) -> int:
-    """Return a digest of the values of tensors and arrays: of 1,024 words of each, or of all.
+    """Return a digest of the values of tensors and arrays: of 1,024 words of each, or of all; and of numbers and texts.
 
-    Samples of lists count if they are tensors or arrays: of other objects no digest is known.
+    Items of lists count if they are tensors, arrays, numbers or texts: of other objects no digest is known.
     """
     digest = 0
     for arg in args:
+        for passed in _walk_passed(arg):
+            digest = zlib.crc32(repr(passed).encode(), digest)
         for _, part in _walk(arg, ""):
             if not isinstance(part, list):
                 digest = _digest(part, digest, is_whole)
@@ -151,6 +153,24 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _walk(getattr(value, field.name), f"{name}.{field.name}")
     elif not (isinstance(value, _PASSED) or callable(value)):
         raise _cannot_cut(value, name)
+
+
+def _walk_passed(value: Any) -> Iterator[Any]:
+    """Yield every number and text that is passed unchanged. Those of other types are not compared."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if not value.ndim:
+            yield value.item()
+    elif isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _walk_passed(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _walk_passed(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _walk_passed(getattr(value, field.name))
 
 
 def _kind(part: Any) -> str:

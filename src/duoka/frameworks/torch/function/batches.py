@@ -73,7 +73,7 @@ class Batch:
     def check_current(self) -> None:
         if not self._is_current:
             raise MismatchError(
-                f"strategy.backward was given {self.title}, and the loader has gone on since.",
+                f"strategy.backward was passed {self.title}, and a later batch of its loader has been drawn since.",
                 why="a handle can be used until the next batch of its loader is drawn.",
                 do="use it within its turn of the loop; several batches in one call need loaders of their own.",
             )

@@ -47,6 +47,7 @@ from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.function.unprepared import refuse_unprepared
 from duoka.frameworks.torch.generators import digest_generators
 from duoka.frameworks.torch.randomness import keeping_generators, seed_all, seeded
+from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.single_samples import SingleSamples
 
 Function = Callable[..., Any]
@@ -128,6 +129,7 @@ class Calls:
         self.number += 1
         if self.collective.num_replicas == 1:
             return self._run_alone(function, inputs, scaler)
+        fix_shapes()  # before the check, which runs on other sizes
         title = fingerprint(function)
         is_first = check and title not in self._checked
         if is_first:
@@ -263,7 +265,7 @@ class _Attempt:
 
     def _check(self) -> None:
         """Look at the function before its first call. It is left as it was found."""
-        count = self._inputs.num_samples
+        count = self._inputs.fewest_samples
         first, second = split(count)
         cuts = ((0, first), (first, first + second), (0, first + second))
         with self._calls.inside():
@@ -305,9 +307,10 @@ class _Attempt:
         returned = self._run_watched(replica, data, num_rows)
         if read_versions(data) != versions:
             refuse_changed_arguments(data, versions, self._title)
-        if not self._inputs.has_rows(data, num_rows) and any(term.kind == "samples" for term in returned.terms):
+        other = self._inputs.find_other_length(data, num_rows)
+        if other is not None and any(term.kind == "samples" for term in returned.terms):
             raise MismatchError(
-                f"The loader's collate_fn made {len(data[0])} rows of {num_rows} samples.",
+                f"The loader's collate_fn made {other} rows of {num_rows} samples.",
                 why="the loss would be weighted by the number of samples.",
                 do="return strategy.weigh(loss, len(x)), or leave samples out in the dataset or the sampler.",
             )

@@ -59,7 +59,7 @@ def exchange_metrics(
         raise ReplicaFailed(
             f"{name} failed on replica {failed[0]}: {error.splitlines()[0]}",
             why=error,
-            do="see its traceback, from the worker that runs it. A script that catches the error goes on.",
+            do="see its traceback, from the worker that runs it. A script that catches the error continues.",
         )
     if len({each["order"] for each in told}) > 1:
         raise order_differs(f"{name} read other samples on some workers.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,10 @@ import torch
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.nested import map_tensors
 
-_VERSION = operator.attrgetter("_version")
+
+def version_of(tensor: torch.Tensor) -> int:
+    """0 for a tensor made in inference mode, which has no version."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def read_versions(data: Sequence[Any]) -> list[int]:
@@ -19,7 +21,7 @@ def read_versions(data: Sequence[Any]) -> list[int]:
     versions: list[int] = []
     for value in data:
         if isinstance(value, torch.Tensor):
-            versions.append(0 if value.is_inference() else value._version)
+            versions.append(0 if value.is_inference() else value._version)  # not called: it is done in every step
         else:
             parts: list[torch.Tensor] = []
             map_tensors(value, parts.append)
@@ -30,7 +32,7 @@ def read_versions(data: Sequence[Any]) -> list[int]:
 def refuse_changed_arguments(data: Sequence[Any], before: list[int], title: str) -> None:
     """Raise, naming the argument. `before` differs from what `read_versions` returns now."""
     changed = [position for position, value in enumerate(data, start=1) if isinstance(value, torch.Tensor)]
-    changed = [n for n in changed if [data[n - 1]._version] != before[n - 1 : n]] if len(before) == len(data) else []
+    changed = [n for n in changed if [version_of(data[n - 1])] != before[n - 1 : n]] if len(before) == len(data) else []
     raise MismatchError(
         f"{title} changes {f'argument {changed[0]}' if changed else 'its arguments'} in place.",
         why="it may run on the same samples again: for the check of its first call, in another call, after a loss.",
@@ -39,13 +41,13 @@ def refuse_changed_arguments(data: Sequence[Any], before: list[int], title: str)
 
 
 def read_parameter_versions(parameters: Sequence[torch.Tensor]) -> list[int]:
-    return list(map(_VERSION, parameters))
+    return [version_of(parameter) for parameter in parameters]
 
 
 def refuse_changed_parameters(
     parameters: Sequence[torch.Tensor], names: Sequence[str], before: list[int], title: str
 ) -> None:
-    changed = [name for name, p, then in zip(names, parameters, before, strict=True) if p._version != then]
+    changed = [name for name, p, then in zip(names, parameters, before, strict=True) if version_of(p) != then]
     if changed:
         raise MismatchError(
             f"{title} changes the parameter {changed[0]} in place.",

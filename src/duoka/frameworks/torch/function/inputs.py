@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Inputs:
                 why="every replica computes its own samples of the global batch.",
                 do="pass a batch of strategy.batches(loader), or the tensors of the global batch, to the function.",
             )
-        self.num_samples = lengths[0]
+        self.num_samples, self.fewest_samples = lengths[0], min(lengths)
         self.has_one_length = lengths.count(lengths[0]) == len(lengths)
         if not self.has_one_length or not lengths[0]:
             self._check_lengths(lengths)
@@ -104,15 +104,17 @@ class Inputs:
                 found.append(map_tensors(arguments.cut(arg, rows.start, rows.stop), self._move))
         return found
 
-    def has_rows(self, data: Sequence[Any], num_rows: int) -> bool:
-        """Whether a replica's arguments have one row per sample, as far as they are tensors of one length."""
+    def find_other_length(self, data: Sequence[Any], num_rows: int) -> int | None:
+        """Return the length of a replica's tensors if they all have one, and it is not the number of its samples."""
         if not self.handles:
-            return True
-        lengths = set()
+            return None
+        lengths: set[int] = set()
         for value in data:
-            if isinstance(value, torch.Tensor) and value.ndim:
-                lengths.add(value.shape[0])
-        return len(lengths) != 1 or num_rows in lengths
+            if isinstance(value, torch.Tensor):
+                lengths.update(value.shape[:1])
+            elif isinstance(value, Mapping):  # a list may have one tensor per sample, whose rows are something else
+                lengths.update(part.shape[0] for part in value.values() if isinstance(part, torch.Tensor) and part.ndim)
+        return lengths.pop() if len(lengths) == 1 and num_rows not in lengths else None
 
     def cutter(self, cuts: Sequence[tuple[int, int]]) -> Callable[[int, int], list[Any]]:
         """A function that returns the arguments for one of these ranges of the first samples."""

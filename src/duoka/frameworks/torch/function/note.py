@@ -104,7 +104,7 @@ class Notes:
                 raise ReplicaFailed(
                     f"The function of replica {replica} raised at call {number}: {note.error.splitlines()[0]}",
                     why=note.error,
-                    do="see its traceback, from the worker that runs it. A script that catches the error goes on.",
+                    do="see its traceback, from the worker that runs it. A script that catches the error continues.",
                 )
             if note.groups:
                 self.with_samples.append(note)
@@ -116,6 +116,12 @@ class Notes:
         first = self.with_samples[0]
         self.groups, self.dtype = first.groups, first.dtype
         self.has_metrics = bool(first.metrics) or first.is_large
+        for note in self.with_samples:
+            if (bool(note.metrics) or note.is_large) != self.has_metrics:
+                raise MismatchError(
+                    f"At call {number} the function returned metrics on some replicas only.",
+                    do="return the same names and shapes for every batch; (0, 0) where there is nothing to count.",
+                )
 
     def compare(self) -> None:
         """Raise where workers have parted."""
@@ -126,7 +132,7 @@ class Notes:
                 raise MismatchError(
                     f"At call {self._number} the function weighed its loss differently on different replicas.",
                     why=self._list([note.groups for note in self.all]),
-                    do="call strategy.weigh alike on every replica, also when a count is zero.",
+                    do="call strategy.weigh alike on every replica, even if a count is zero.",
                 )
 
     def _raise_difference(self) -> NoReturn:

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from duoka.frameworks.torch.function.in_place import version_of
+
 _DEPTH = 3  # of functions that call functions
 _CONTAINERS = (list, dict, set, deque)
 _MOST_ITEMS = 64  # of a container that are looked at
@@ -37,7 +39,7 @@ class Watch:
     def find_changes(self) -> list[str]:
         """Return names of numbers, generators, tensors and modules that have changed."""
         after = dict(self._look())
-        return [name for name, mark in self._before.items() if name in after and after[name] != mark]
+        return [name for name, mark in self._before.items() if name in after and repr(after[name]) != repr(mark)]
 
     def find_grown(self) -> list[str]:
         """Return names of containers that have grown, and make lists as long as they were."""
@@ -62,7 +64,7 @@ class Watch:
         if isinstance(value, _NUMBERS):
             yield name, value
         elif isinstance(value, torch.Tensor):
-            yield name, (id(value), value._version)
+            yield name, (id(value), version_of(value))
         elif isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= 1 << 20:
             yield name, value.tobytes()
         elif isinstance(value, torch.Generator):
@@ -92,7 +94,7 @@ class Watch:
             tensors = {**child._parameters, **child._buffers}
             for key, tensor in tensors.items():
                 if tensor is not None and id(tensor) not in self._known:
-                    yield f"{path}.{key}", (id(tensor), tensor._version)
+                    yield f"{path}.{key}", (id(tensor), version_of(tensor))
             for key, part in vars(child).items():
                 if isinstance(part, (*_NUMBERS, torch.Tensor)) and key != "training":
                     yield from self._mark(f"{path}.{key}", part, 0)
