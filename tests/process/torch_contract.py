@@ -138,7 +138,7 @@ def plain() -> dict[str, Any]:
     def loss_of(x, y):
         return F.cross_entropy(model(x), y)
 
-    for _ in range(2):
+    for _ in strategy.epochs(2):
         for batch in strategy.batches(loader):
             optimizer.zero_grad()
             backward(loss_of, batch)
@@ -150,23 +150,25 @@ def plain() -> dict[str, Any]:
 def counter() -> dict[str, Any]:
     """`n += 1; if n == 16: break`, a running loss, and a learning rate by hand."""
     model, optimizer, loader = prepare()
-    count, running = 0, 0.0
+    state = strategy.register(count=0, running=0.0)
 
     def loss_of(x, y):
         return F.cross_entropy(model(x), y)
 
-    while count < 13:
+    for _ in strategy.epochs(9):
         for batch in strategy.batches(loader):
             for group in optimizer.param_groups:
-                group["lr"] = 0.1 * 0.97**count
+                group["lr"] = 0.1 * 0.97**state.count
             optimizer.zero_grad()
             loss = backward(loss_of, batch)
             optimizer.step()
-            running += loss.item() * len(batch)
-            count += 1
-            if count == 13:
+            state.running += loss.item() * len(batch)
+            state.count += 1
+            if state.count == 13:
                 break
-    return {"model": sha(model, optimizer), "running": running, "count": count}
+        if state.count == 13:
+            break
+    return {"model": sha(model, optimizer), "running": state.running, "count": state.count}
 
 
 @scenario
@@ -174,33 +176,36 @@ def islice() -> dict[str, Any]:
     import itertools
 
     model, optimizer, loader = prepare()
-    losses = []
-    for batch in itertools.islice(strategy.batches(loader), 6):
-        optimizer.zero_grad()
-        losses.append(backward(lambda x, y: F.cross_entropy(model(x), y), batch).item())
-        optimizer.step()
-    return {"model": sha(model, optimizer), "losses": losses}
+    state = strategy.register(losses=[])
+    for _ in strategy.epochs(2):
+        for batch in itertools.islice(strategy.batches(loader), 6 - len(state.losses) % 6):
+            optimizer.zero_grad()
+            state.losses.append(backward(lambda x, y: F.cross_entropy(model(x), y), batch).item())
+            optimizer.step()
+    return {"model": sha(model, optimizer), "losses": state.losses}
 
 
 @scenario
 def ema_and_accuracy() -> dict[str, Any]:
     model, optimizer, loader = prepare()
-    ema, correct, seen = copy.deepcopy(model), 0.0, 0
+    ema = copy.deepcopy(model)
+    state = strategy.register(ema=ema, correct=0.0, seen=0)
 
     def loss_of(x, y):
         out = model(x)
         return F.cross_entropy(out, y), {"correct": ((out.argmax(1) == y).sum(), len(y)), "spread": out.std()}
 
-    for batch in strategy.batches(loader):
-        optimizer.zero_grad()
-        _, metrics = backward(loss_of, batch)
-        optimizer.step()
-        correct += metrics["correct"] * len(batch)
-        seen += len(batch)
-        with torch.no_grad():
-            for old, new in zip(ema.parameters(), model.parameters(), strict=True):
-                old.lerp_(new, 0.1)
-    return {"model": sha(model, optimizer), "ema": sha(ema), "correct": correct, "seen": seen}
+    for _ in strategy.epochs(1):
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
+            _, metrics = backward(loss_of, batch)
+            optimizer.step()
+            state.correct += metrics["correct"] * len(batch)
+            state.seen += len(batch)
+            with torch.no_grad():
+                for old, new in zip(ema.parameters(), model.parameters(), strict=True):
+                    old.lerp_(new, 0.1)
+    return {"model": sha(model, optimizer), "ema": sha(ema), "correct": state.correct, "seen": state.seen}
 
 
 @scenario
@@ -210,17 +215,18 @@ def carried_state() -> dict[str, Any]:
     optimizer = torch.optim.Adam([*rnn.parameters(), *head.parameters()], 1e-2)
     rnn, head, optimizer = strategy.prepare(rnn, head, optimizer)
     x, y = data(96).tensors
-    hidden = torch.zeros(8, 5)
+    state = strategy.register(hidden=torch.zeros(8, 5))
 
     def loss_of(own_x, own_y, own_hidden):
         new = rnn(own_x, own_hidden)
         return F.cross_entropy(head(new), own_y), strategy.rows(new)
 
-    for start in range(0, 96, 8):
+    for step in strategy.steps(12):
+        start = 8 * step
         optimizer.zero_grad()
-        _, hidden = backward(loss_of, x[start : start + 8], y[start : start + 8], hidden)
+        _, state.hidden = backward(loss_of, x[start : start + 8], y[start : start + 8], state.hidden)
         optimizer.step()
-    return {"model": sha(rnn, head, optimizer), "hidden": sha([hidden])}
+    return {"model": sha(rnn, head, optimizer), "hidden": sha([state.hidden])}
 
 
 @scenario
@@ -231,20 +237,21 @@ def sam() -> dict[str, Any]:
     def loss_of(x, y):
         return F.cross_entropy(model(x), y)
 
-    for batch in strategy.batches(loader):
-        optimizer.zero_grad()
-        backward(loss_of, batch)
-        with torch.no_grad():
-            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-            steps = [p.grad * (0.05 / norm) for p in model.parameters()]
-            for p, step in zip(model.parameters(), steps, strict=True):
-                p.add_(step)
-        optimizer.zero_grad()
-        backward(loss_of, batch)
-        with torch.no_grad():
-            for p, step in zip(model.parameters(), steps, strict=True):
-                p.sub_(step)
-        optimizer.step()
+    for _ in strategy.epochs(2):
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
+            backward(loss_of, batch)
+            with torch.no_grad():
+                norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+                steps = [p.grad * (0.05 / norm) for p in model.parameters()]
+                for p, step in zip(model.parameters(), steps, strict=True):
+                    p.add_(step)
+            optimizer.zero_grad()
+            backward(loss_of, batch)
+            with torch.no_grad():
+                for p, step in zip(model.parameters(), steps, strict=True):
+                    p.sub_(step)
+            optimizer.step()
     return {"model": sha(model, optimizer)}
 
 
@@ -252,14 +259,16 @@ def sam() -> dict[str, Any]:
 def accumulation_and_unprepared_scheduler() -> dict[str, Any]:
     model, optimizer, loader = prepare()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    strategy.register(scheduler=scheduler)
     optimizer.zero_grad()
-    for number, batch in enumerate(strategy.batches(loader)):
-        backward(lambda x, y: F.cross_entropy(model(x), y) / 2, batch)
-        if (number + 1) % 2 == 0:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+    for _ in strategy.epochs(2):
+        for batch in strategy.batches(loader):
+            backward(lambda x, y: F.cross_entropy(model(x), y) / 2, batch)
+            if (batch.index + 1) % 2 == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
     return {"model": sha(model, optimizer), "rate": optimizer.param_groups[0]["lr"]}
 
 
@@ -269,13 +278,14 @@ def two_optimizers() -> dict[str, Any]:
     critic = nn.Linear(2, 1)
     second = torch.optim.Adam(critic.parameters(), 1e-2)
     critic, second = strategy.prepare(critic, second)
-    for batch in strategy.batches(loader):
-        optimizer.zero_grad()
-        backward(lambda x, y: F.cross_entropy(model(x), y), batch)
-        optimizer.step()
-        second.zero_grad()
-        backward(lambda x, y: critic(model(x).detach()).square().mean(), batch)
-        second.step()
+    for _ in strategy.epochs(1):
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
+            backward(lambda x, y: F.cross_entropy(model(x), y), batch)
+            optimizer.step()
+            second.zero_grad()
+            backward(lambda x, y: critic(model(x).detach()).square().mean(), batch)
+            second.step()
     return {"model": sha(model, optimizer), "critic": sha(critic, second)}
 
 
@@ -293,14 +303,15 @@ def gan_with_rows() -> dict[str, Any]:
     def judge_both(x, y, fakes):
         return F.softplus(judge(fakes)).mean() + F.softplus(-judge(x)).mean()
 
-    for batch in strategy.batches(loader):
-        noise = torch.randn(len(batch), 4)
-        maker.zero_grad()
-        _, fakes = backward(make_fakes, noise)
-        first.step()
-        judge.zero_grad()
-        backward(judge_both, batch, fakes)
-        second.step()
+    for _ in strategy.epochs(2):
+        for batch in strategy.batches(loader):
+            noise = torch.randn(len(batch), 4)
+            maker.zero_grad()
+            _, fakes = backward(make_fakes, noise)
+            first.step()
+            judge.zero_grad()
+            backward(judge_both, batch, fakes)
+            second.step()
     return {"maker": sha(maker, first), "judge": sha(judge, second)}
 
 
@@ -315,7 +326,7 @@ def lbfgs() -> dict[str, Any]:
         optimizer.zero_grad()
         return backward(lambda own_x, own_y: F.cross_entropy(model(own_x), own_y), x, y)
 
-    for _ in range(2):
+    for _ in strategy.steps(2):
         optimizer.step(closure)
     return {"model": sha(model)}
 
@@ -323,16 +334,17 @@ def lbfgs() -> dict[str, Any]:
 @scenario
 def grad_scaler() -> dict[str, Any]:
     model, optimizer, loader = prepare()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    losses = []
-    for batch in strategy.batches(loader):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = backward(lambda x, y: F.cross_entropy(model(x), y), batch, scaler=scaler)
-        losses.append(loss.item())
-        scaler.step(optimizer)
-        scaler.update()
-    return {"model": sha(model, optimizer), "losses": losses, "scale": scaler.get_scale()}
+    scaler = strategy.prepare(torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3))
+    state = strategy.register(losses=[])
+    for _ in strategy.epochs(1):
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = backward(lambda x, y: F.cross_entropy(model(x), y), batch, scaler=scaler)
+            state.losses.append(loss.item())
+            scaler.step(optimizer)
+            scaler.update()
+    return {"model": sha(model, optimizer), "losses": state.losses, "scale": scaler.get_scale()}
 
 
 @scenario
@@ -356,13 +368,13 @@ def tokens_and_sums() -> dict[str, Any]:
         both = kept + 0.1 * strategy.weigh(losses[dropped].mean(), dropped.sum())
         return both + strategy.weigh(1e-3 * losses.sum()) + losses.mean()
 
-    losses = []
-    for _ in range(3):
+    state = strategy.register(losses=[])
+    for _ in strategy.steps(3):
         for function in (one, two):
             optimizer.zero_grad()
-            losses.append(backward(function, ids, mask).item())
+            state.losses.append(backward(function, ids, mask).item())
             optimizer.step()
-    return {"model": sha(model, optimizer), "losses": losses}
+    return {"model": sha(model, optimizer), "losses": state.losses}
 
 
 @scenario
@@ -392,7 +404,7 @@ def odd_sizes() -> dict[str, Any]:
     optimizers = torch.optim.SGD(dense, 0.1), torch.optim.SparseAdam(model.table.parameters(), 1e-2)
     loader = DataLoader(data(37), batch_size=12, shuffle=True)
     model, first, second, loader = strategy.prepare(model, *optimizers, loader)
-    for _ in range(2):
+    for _ in strategy.epochs(2):
         for batch in strategy.batches(loader):
             first.zero_grad()
             second.zero_grad()
@@ -406,11 +418,11 @@ def odd_sizes() -> dict[str, Any]:
 def checkpointing() -> dict[str, Any]:
     from torch.utils.checkpoint import checkpoint
 
-    found = {}
-    for is_reentrant in (True, False):
-        model, optimizer, loader = prepare()
+    model, optimizer, loader = prepare()
+    for epoch in strategy.epochs(2):
+        is_reentrant = epoch == 0
 
-        def loss_of(x, y, model=model, is_reentrant=is_reentrant):
+        def loss_of(x, y, is_reentrant=is_reentrant):
             x = x.requires_grad_(is_reentrant)
             return F.cross_entropy(checkpoint(model, x, use_reentrant=is_reentrant), y)
 
@@ -418,8 +430,7 @@ def checkpointing() -> dict[str, Any]:
             optimizer.zero_grad()
             backward(loss_of, batch)
             optimizer.step()
-        found[str(is_reentrant)] = sha(model, optimizer)
-    return found
+    return {"model": sha(model, optimizer)}
 
 
 @scenario
@@ -427,11 +438,12 @@ def kept_gradients() -> dict[str, Any]:
     """Gradients that a script keeps are not overwritten by the next call."""
     model, optimizer, loader = prepare()
     kept = []
-    for batch in strategy.batches(loader):
-        optimizer.zero_grad()
-        backward(lambda x, y: F.cross_entropy(model(x), y), batch)
-        kept.append((next(model.parameters()).grad, next(model.parameters()).grad.clone()))
-        optimizer.step()
+    for _ in strategy.epochs(1):
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
+            backward(lambda x, y: F.cross_entropy(model(x), y), batch)
+            kept.append((next(model.parameters()).grad, next(model.parameters()).grad.clone()))
+            optimizer.step()
     return {"model": sha(model), "kept": all(torch.equal(now, then) for now, then in kept)}
 
 
@@ -477,23 +489,24 @@ def changing_parts() -> dict[str, Any]:
 def caught_errors() -> dict[str, Any]:
     """An error in the function leaves everything as it was; caught on all workers, the run goes on."""
     model, optimizer, loader = prepare()
-    caught = 0
-    for number, batch in enumerate(strategy.batches(loader)):
-        optimizer.zero_grad()
+    state = strategy.register(caught=0)
+    for _ in strategy.epochs(1):
+        for batch in strategy.batches(loader):
+            optimizer.zero_grad()
 
-        def loss_of(x, y, number=number):
-            if number == 3 and bool((y == 0).any()):
-                raise ValueError("a bad sample")
-            return F.cross_entropy(model(x), y)
+            def loss_of(x, y, number=batch.index):
+                if number == 3 and bool((y == 0).any()):
+                    raise ValueError("a bad sample")
+                return F.cross_entropy(model(x), y)
 
-        before = sha(model), torch.get_rng_state().sum().item()
-        try:
-            backward(loss_of, batch)
-        except (ValueError, duoka.errors.ReplicaFailed) as error:
-            assert "a bad sample" in str(error)
-            caught += 1
-            assert before == (sha(model), torch.get_rng_state().sum().item())
-            assert all(p.grad is None for p in model.parameters())
-            continue
-        optimizer.step()
-    return {"model": sha(model, optimizer), "caught": caught}
+            before = sha(model), torch.get_rng_state().sum().item()
+            try:
+                backward(loss_of, batch)
+            except (ValueError, duoka.errors.ReplicaFailed) as error:
+                assert "a bad sample" in str(error)
+                state.caught += 1
+                assert before == (sha(model), torch.get_rng_state().sum().item())
+                assert all(p.grad is None for p in model.parameters())
+                continue
+            optimizer.step()
+    return {"model": sha(model, optimizer), "caught": state.caught}

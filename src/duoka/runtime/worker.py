@@ -9,14 +9,16 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from duoka.collectives.board import Work
 from duoka.devices.cores import keep_to_own_cores
 from duoka.devices.heap import keep_freed_memory
 from duoka.devices.memory_limit import explain, lift
-from duoka.errors import DuokaError, OutOfMemory, ReplicasDiffer, Stopped, uncover
+from duoka.errors import DuokaError, OutOfMemory, ReplicaFailed, ReplicasDiffer, Stopped, uncover
 from duoka.frameworks.outsiders import watch_outsiders
 from duoka.runtime.command import Command
 from duoka.runtime.configuration import configure_everything
@@ -31,6 +33,7 @@ from duoka.runtime.script import run_as_main, user_traceback
 from duoka.runtime.seeds import seed_everything
 from duoka.runtime.stacks import show_when_asked
 
+_CAUSE_S = 2.0  # for the report of the worker that has caused an error of all
 _LONGEST_TRACEBACK = 50_000  # in bytes of JSON, so that the message about it fits
 _INTERRUPTED = 130
 
@@ -112,7 +115,17 @@ def _run(attached: Attachment, body: Callable[[], object]) -> int:
         return _INTERRUPTED
     except BaseException as error:
         _ignore_interrupts()
+        if isinstance(error, ReplicaFailed):
+            _let_the_cause_report(attached.link)
         return _report(attached, error)
+
+
+def _let_the_cause_report(link: SocketLink) -> None:
+    """The worker whose function raised reports first: its traceback is the one to be shown. It is just as far."""
+    until = time.monotonic() + _CAUSE_S
+    with suppress(Stopped):
+        while (message := link.receive(until - time.monotonic())) is not None and message["kind"] != "stop":
+            pass
 
 
 def _call(body: Callable[[], object]) -> int:

@@ -14,6 +14,7 @@ from duoka.errors import CheckpointError
 from duoka.strategies.rhythm import Rhythm
 from duoka.strategies.stopping import StopSign
 from duoka.strategies.strategy import Restorable, Session
+from duoka.strategies.training_loop import Position
 from duoka.strategies.turn import Turn
 
 TERMINATED = 143  # the exit code of what SIGTERM ends
@@ -44,7 +45,7 @@ class Checkpoints:
         self._receipts: list[Receipt] = []
         self._is_training = True  # else a loop has ended, and none has gone on since
         self._first_step = 0  # of this process
-        self._saved = (-1, -1)  # step and batch of the state that was given to be saved, or was resumed, last
+        self._saved: tuple[Any, ...] = ()  # the mark of the state that was given to be saved, or was resumed, last
         self.resumes = False  # a run that is started again goes on from what is saved
         self.resumed_step: int | None = None  # what this run went on from
         self._has_begun = False  # a loop has, in this process
@@ -88,7 +89,8 @@ class Checkpoints:
         self._also.restore(found.state["also"])
         training.restore(found.state["run"])
         self.resumed_step = found.step
-        self._saved = found.step, found.facts["batch"]
+        position = found.facts["position"]
+        self._saved = found.step, found.facts["batch"], Position(**position) if isinstance(position, dict) else None
         if self._is_main():
             seconds = time.monotonic() - begin
             where = f"{_describe(found.facts)}, of run {found.facts['run']}"
@@ -179,13 +181,13 @@ class Checkpoints:
 
     def _save(self, training: Restorable) -> None:
         """Unless this very state is on the disk, or on its way there."""
-        if (training.step, training.batch) != self._saved or self._failure is not None:
+        if _mark(training) != self._saved or self._failure is not None:
             self._submit(training)
 
     def _submit(self, training: Restorable) -> None:
         state = self._collect(training)
         self._receipts.append(self._writing().submit(training.step, self._facts(state["run"]), state))
-        self._saved = training.step, training.batch
+        self._saved = _mark(training)
 
     def _wait_for_last(self) -> CheckpointError | None:
         """Gives what went wrong with it, which has been said."""
@@ -311,6 +313,11 @@ class Checkpoints:
             self.wait(_DEADLINE_ON_ERROR_S)
 
 
+def _mark(training: Restorable) -> tuple[Any, ...]:
+    """Tells one state from another: one step may have several boundaries."""
+    return training.step, training.batch, getattr(training, "boundary", None)
+
+
 def missing(path: Any) -> str:
     """Said where a script would save again what it has saved before, and the file is gone."""
     return (
@@ -357,6 +364,8 @@ def _describe(facts: Mapping[str, Any]) -> str:
     >>> _describe({"step": 120, "epoch": 3, "position": [{"passes": 3, "batches": 24}]})
     'step 120, after 3 epochs and 24 batches'
     """
+    if isinstance(facts["position"], dict):
+        return f"step {facts['step']}, {Position(**facts['position']).describe()}"
     epochs, batches = facts["epoch"], next((place["batches"] for place in facts["position"] if place["batches"]), 0)
     counts = f"{epochs} epoch{'' if epochs == 1 else 's'} and {batches} batch{'' if batches == 1 else 'es'}"
     return f"step {facts['step']}, after {counts}"

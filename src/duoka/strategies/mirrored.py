@@ -204,8 +204,40 @@ class Mirrored(Loops, Saving):
         >>> for epoch in strategy.epochs(10):  # doctest: +SKIP
         ...     train(loader)
         """
+        if (walk := getattr(self._adapter, "walk_epochs", None)) is not None:
+            epochs: Iterator[int] = walk(num_epochs)
+            return epochs
         trains = self._loop_of_strategy or self._adapter
         return iter(range(num_epochs)) if trains is None else trains.epochs.walk(num_epochs)
+
+    def steps(self, num_steps: int) -> Iterator[int]:
+        """The steps of a run without epochs, from where it stands. A resumed run continues at its next step.
+
+        >>> batches = iter(strategy.batches(loader))  # doctest: +SKIP
+        >>> for step in strategy.steps(1000):  # doctest: +SKIP
+        ...     train(next(batches))
+        """
+        steps: Iterator[int] = self._function_style().walk_steps(num_steps)
+        return steps
+
+    def register(self, **things: Any) -> Any:
+        """Name what belongs to the state of the run: it is saved, restored, and handed to a replacement worker.
+
+        Numbers, strings, tensors, arrays, and lists and dictionaries of them live on the object that is returned.
+        Objects with `state_dict` and `load_state_dict`, and random generators, stay where they are. Call it before
+        training.
+
+        >>> state = strategy.register(n=0, best=0.0, ema=averaged_model)  # doctest: +SKIP
+        >>> state.n += 1  # doctest: +SKIP
+        """
+        registered = self._function_style().registered
+        registered.register(things)
+        return registered
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this run continues from a checkpoint."""
+        return self._checkpoints is not None and self._checkpoints.resumed_step is not None
 
     def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Like enumerate(), with one number for all replicas of a global batch."""

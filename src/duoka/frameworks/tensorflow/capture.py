@@ -7,10 +7,10 @@ from typing import Any
 
 from tensorflow.python.eager import context
 
+from duoka.data import generators
 from duoka.data.position import Epochs, Saves, stretch_after, stretch_in
 from duoka.data.trail import Place, Trail
 from duoka.errors import CheckpointError
-from duoka.frameworks import generators
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.tensorflow.loader import Source
 from duoka.frameworks.tensorflow.roster import Roster

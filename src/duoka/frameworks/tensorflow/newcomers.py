@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from duoka.collectives.joining import Joining
-from duoka.frameworks.generators import as_plain, from_plain
+from duoka.data.generators import as_plain, from_plain
 from duoka.frameworks.handing import take
 from duoka.frameworks.marks import describe_also, take_also
 from duoka.frameworks.tensorflow.capture import Capture, capture_generators, restore_generators

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
@@ -19,13 +19,13 @@ from duoka.collectives.collective import Collective
 from duoka.data.position import KEPT, Epochs, walked_again
 from duoka.data.trail import Place, Trail
 from duoka.devices.device import Device
-from duoka.errors import MismatchError
+from duoka.errors import CheckpointError, MismatchError
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.placement_log import PlacementLog, make_placement_log
 from duoka.frameworks.telling import Telling
 from duoka.frameworks.torch.accumulation import Accumulation
 from duoka.frameworks.torch.backward import listen_to_backward
-from duoka.frameworks.torch.capture import Capture, Parts
+from duoka.frameworks.torch.capture import Capture
 from duoka.frameworks.torch.contributions import Contributions, Kind, Pending, mean_of, tree_sum, weighed
 from duoka.frameworks.torch.course import Course
 from duoka.frameworks.torch.determinism import use_deterministic_kernels
@@ -38,6 +38,8 @@ from duoka.frameworks.torch.function.evaluation import Evaluator
 from duoka.frameworks.torch.function.loaders import Loaders
 from duoka.frameworks.torch.function.seed import BaseSeed
 from duoka.frameworks.torch.function.style import Styles
+from duoka.frameworks.torch.function.train_state import STYLE as FUNCTION_STYLE
+from duoka.frameworks.torch.function.train_state import TrainState, refuse_other_framework
 from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.gradients import Gradients
@@ -47,12 +49,15 @@ from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.optimizer import describe_rates, hold_back, prepare_optimizer, watch_steps
 from duoka.frameworks.torch.outsiders import end_watch, has_gradients
+from duoka.frameworks.torch.prepared import Prepared
 from duoka.frameworks.torch.start import agree_on_start, check_devices
 from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.sync_batchnorm import sync_batch_norm
 from duoka.frameworks.torch.tensors import Tensors
 from duoka.frameworks.torch.transport import carry_tensors
+from duoka.strategies.registered_state import RegisteredState
 from duoka.strategies.strategy import Options
+from duoka.strategies.training_loop import Position, TrainingLoop
 
 _prepared_anywhere: WeakSet[torch.optim.Optimizer] = WeakSet()  # a script may have several strategies
 
@@ -74,7 +79,7 @@ class TorchAdapter:
         if len(collective.workers) > 1:
             follow_from_now_on()
         self.loop = Loop(seed, collective.num_replicas)
-        self._parts = Parts()
+        self._parts = Prepared()
         self._models, self._optimizers = self._parts.models, self._parts.optimizers
         self.tell_once = Telling(collective).tell_once
         self.trail = Trail(
@@ -103,7 +108,14 @@ class TorchAdapter:
             self.checks,
         )
         self.evaluation.refuse_in_function = self._calls.refuse_inside
-        self._loaders = Loaders(collective, self._base_seed, device, self._styles.choose_function, self.tell_once)
+        self.registered = RegisteredState(lambda value: isinstance(value, torch.Tensor))
+        self._training_loop = TrainingLoop(self)
+        self._loaders = Loaders(
+            collective, self._base_seed, device, self._styles.choose_function, self.tell_once, self._training_loop
+        )
+        self._train_state = TrainState(
+            self._parts, self._calls.trained, self._calls, self._loaders, self._training_loop
+        )
         self._evaluator = Evaluator(
             collective, self._models, device, self._base_seed, self.tell_once, self._calls.inside, self._loaders
         )
@@ -230,6 +242,7 @@ class TorchAdapter:
             return self._prepare_optimizer(thing)
         if isinstance(thing, DataLoader):
             loader = PreparedLoader(thing, self._collective, self.loop, self.device, self._course)
+            self._loaders.prepare(thing)
             self._capture.add_loader(loader)
             return loader
         if isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
@@ -377,7 +390,7 @@ class TorchAdapter:
 
     @property
     def batch(self) -> int:
-        return self.loop.batch
+        return self._calls.number if self._styles.is_function else self.loop.batch
 
     @property
     def position(self) -> tuple[int, int] | None:
@@ -416,6 +429,12 @@ class TorchAdapter:
 
     def come_to_end(self) -> None:
         """A batch that was begun and is not left is complete on this number of workers, or not on another one."""
+        loop = self._training_loop
+        if self._styles.is_function:
+            if loop.has_begun and not loop.is_over and not loop.is_pending:
+                loop.finish()
+                self.options.borders.at_end(self)
+            return
         body = self.loop.body
         if body is not None and body.backwards and self.loop.is_managed:
             self.tell_once(
@@ -425,9 +444,16 @@ class TorchAdapter:
             )
 
     def capture(self) -> dict[str, Any]:
+        if self._styles.is_function:
+            return self._capture_function_style()
         return self._capture.capture() | {"agreed_step": self.checks.agreed_step}
 
     def restore(self, state: dict[str, Any]) -> None:
+        refuse_other_framework(state)
+        if state.get("style") == FUNCTION_STYLE:
+            self._train_state.check(state)
+            self._training_loop.resume(state)
+            return
         self._capture.restore(state)
         agreed_step = state.get("agreed_step")  # None: never compared, but from here on all have this state
         self.checks.agreed_step = state["step"] if agreed_step is None else agreed_step
@@ -445,6 +471,56 @@ class TorchAdapter:
         if place.generators is not None:
             restore_generators(place.generators)
 
+    # Function style: boundaries and state; see `training_loop.py`.
+
+    def _capture_function_style(self) -> dict[str, Any]:
+        number, position = self._calls.number, self._training_loop.position
+        facts = {"framework": "torch", "style": FUNCTION_STYLE, "step": number, "batch": number}
+        facts |= {"epoch": 0 if position is None else position.number, "agreed_step": self.checks.agreed_step}
+        return facts | self._train_state.capture(self.registered)
+
+    @property
+    def boundary(self) -> Position | None:
+        """Where the script is in its loop, for telling two states of one step apart."""
+        return self._training_loop.position if self._styles.is_function else None
+
+    @property
+    def is_state_wanted(self) -> bool:
+        return self.options.borders.is_state_wanted
+
+    def walk_epochs(self, num_epochs: int) -> Iterator[int]:
+        if self._styles.is_function or self._training_loop.is_pending:
+            return self._training_loop.epochs(num_epochs)
+        epochs = self.epochs.walk(num_epochs)
+        return epochs if self._styles.is_plain else self._training_loop.follow(epochs)
+
+    def walk_steps(self, num_steps: int) -> Iterator[int]:
+        self._styles.choose_function()
+        return self._training_loop.steps(num_steps)
+
+    def at_start(self) -> None:
+        self.options.borders.at_start(self)
+
+    def begin_epoch(self) -> None:
+        self._loaders.begin_epoch()
+
+    def at_boundary(self) -> None:
+        if self._styles.is_function:
+            self.options.borders.at_border(self)
+
+    def at_end(self) -> None:
+        self.options.borders.at_end(self)
+
+    def put(self, state: dict[str, Any], *, is_again: bool) -> None:
+        self._styles.choose_function()
+        lines = [*self._train_state.check(state), *self.registered.check(state["registered"])]
+        if lines and not is_again:
+            self.tell_once(f"the run continues with the saved values: {'; '.join(lines)}")
+        self._train_state.put(state, self.registered, is_again=is_again)
+
+    def tell(self, text: str) -> None:
+        self.tell_once(text)
+
     def _begin_loop(self) -> None:
         self._capture.saves.begin_pass()
         self.options.borders.at_start(self)
@@ -456,9 +532,16 @@ class TorchAdapter:
 
     @property
     def is_repeating(self) -> bool:
-        return self.loop.is_replaying and not self.trail.is_at_top
+        return self._training_loop.is_pending or (self.loop.is_replaying and not self.trail.is_at_top)
 
     def come_to_save(self) -> bool:
+        if self._styles.is_function:
+            raise CheckpointError(
+                "save() of a checkpoint was called in a script that trains by strategy.backward.",
+                why="state is saved at step boundaries, in strategy.epochs and strategy.steps.",
+                do="use every_steps= or every_s= of strategy.checkpoint. To write weights at any place, use"
+                " strategy.save(path, model.state_dict()).",
+            )
         return self._capture.come_to_save()
 
     def _begin_epochs(self) -> None:
@@ -508,6 +591,8 @@ class TorchAdapter:
         self._newcomers.come_by_finished(is_last=False)
 
     def _end_epochs(self) -> None:
+        if self._styles.is_function:
+            self._training_loop.end_following()
         self._capture.end_epochs()
         self._end_stretch()
         self.options.borders.at_end(self)
@@ -570,6 +655,8 @@ class TorchAdapter:
 
     def backward(self, function: Any, args: Sequence[Any], scaler: Any, check: bool) -> Any:
         self._styles.choose_function()
+        if self.is_state_wanted:
+            self._training_loop.check_inside()
         try:
             return self._calls.backward(function, args, scaler, self._describe_rates(), check=check)
         except MismatchError as error:
@@ -593,7 +680,7 @@ class TorchAdapter:
     def evaluate(self, function: Any, loader: Any) -> Any:
         """sum / count of the pairs that the function returns, over the batches of all replicas."""
         self._calls.refuse_inside("strategy.evaluate")
-        if self._styles.is_plain or self.options.borders.is_state_wanted:
+        if self._styles.is_plain or (self.is_state_wanted and not self._styles.is_function):
             return self.evaluation.evaluate(function, loader)
         plain = loader.unprepared if isinstance(loader, PreparedLoader) else loader
         if not isinstance(plain, DataLoader):

@@ -3,68 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
+from duoka.data import generators
 from duoka.data.position import Epochs, Saves, stretch_after, stretch_in
 from duoka.data.trail import EPOCH, Trail
 from duoka.errors import CheckpointError
-from duoka.frameworks import generators
 from duoka.frameworks.torch.course import refusal
 from duoka.frameworks.torch.evaluation import Evaluation
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
-from duoka.frameworks.torch.given import Given, describe, list_changes
+from duoka.frameworks.torch.given import Given
 from duoka.frameworks.torch.gradients import Gradients
 from duoka.frameworks.torch.loader import PreparedLoader
 from duoka.frameworks.torch.loop import Loop
+from duoka.frameworks.torch.prepared import OBJECTS, Prepared, load
 from duoka.strategies.also import Also
 
 FRAMEWORK = "torch"
-_OBJECTS = ("optimizers", "schedulers", "scalers")  # what has a state_dict of its own
-
-
-@dataclass
-class Parts:
-    """What a script has prepared, each kind in the order of preparing."""
-
-    models: list[nn.Module] = field(default_factory=list)
-    optimizers: list[Any] = field(default_factory=list)
-    schedulers: list[Any] = field(default_factory=list)
-    scalers: list[Any] = field(default_factory=list)
-    loaders: list[PreparedLoader] = field(default_factory=list)
-    given: dict[str, list[Given]] = field(default_factory=lambda: {kind: [] for kind in _OBJECTS})
-
-    def add(self, kind: str, thing: Any) -> None:
-        """An optimizer, a scheduler or a scaler, as the script has made it."""
-        getattr(self, kind).append(thing)
-        self.given[kind].append(describe(thing))
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and buffers of all models, each once, also those that a state_dict leaves out."""
-        seen: set[int] = set()
-        for number, model in enumerate(self.models):
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield _name(number, name), tensor
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return {name: tensor for name, tensor in self.named_tensors() if isinstance(tensor, nn.Parameter)}
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        for number, model in enumerate(self.models):
-            for name, module in model.named_modules():
-                yield _name(number, name), module
-
-
-def _name(number: int, name: str) -> str:
-    """`0.weight`, or `model 2: 0.weight`."""
-    return name if number == 0 else f"model {number + 1}: {name}"
 
 
 class Capture:
@@ -72,7 +30,7 @@ class Capture:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Prepared,
         loop: Loop,
         gradients: Gradients,
         evaluation: Evaluation,
@@ -107,14 +65,14 @@ class Capture:
             raise refusal("a loop was left while its iterator is kept, so that its last batch is still under way")
         self._name_strangers()
         positions = self._capture_positions()
-        state: dict[str, Any] = {name: [thing.state_dict() for thing in getattr(parts, name)] for name in _OBJECTS}
+        state: dict[str, Any] = {name: [thing.state_dict() for thing in getattr(parts, name)] for name in OBJECTS}
         return state | {
             "framework": FRAMEWORK,
             "given": parts.given,
             "tensors": dict(parts.named_tensors()),
             "frozen": [name for name, p in parts.named_parameters().items() if not p.requires_grad],
             "evaluating": [name for name, module in parts.named_modules() if not module.training],
-            "extra": {name: module.get_extra_state() for name, module in parts.named_modules() if _has_extra(module)},
+            "extra": parts.extra_states(),
             "gradients": self._capture_gradients(),
             "accumulation": self._gradients.accumulation.capture(parts.named_parameters()),
             "moving": self._capture_moving(),
@@ -168,7 +126,7 @@ class Capture:
         self._evaluation.recollections.restore(state["recollections"])
         self._trail.restore(state["trail"])
         # Whoever is given its state may go on with the very objects, and they are needed once more.
-        self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in (*_OBJECTS, "extra")})
+        self._put(state if is_here else state | {kind: copy.deepcopy(state[kind]) for kind in (*OBJECTS, "extra")})
         if is_here:
             self._arrive(state)
         else:
@@ -204,9 +162,9 @@ class Capture:
         for name, module in parts.named_modules():
             if name in state["extra"]:
                 module.set_extra_state(state["extra"][name])
-        for kind in _OBJECTS:
+        for kind in OBJECTS:
             for thing, saved in zip(getattr(parts, kind), state[kind], strict=True):
-                _load(thing, saved)
+                load(thing, saved)
         self._gradients.accumulation.restore(state["accumulation"], parts.named_parameters())
         modules = dict(parts.named_modules())
         self._gradients.moving |= {(id(modules[path]), name) for path, name in state["moving"]}
@@ -338,18 +296,7 @@ class Capture:
                 f"The saved state is one of {state.get('framework')}, and this run trains with PyTorch.",
                 do="use another directory.",
             )
-        _compare_tensors(dict(self._parts.named_tensors()), state["tensors"])
-        for kind in _OBJECTS:
-            have, saved = len(getattr(self._parts, kind)), len(state[kind])
-            if have != saved:
-                raise _other_run(
-                    f"it has {saved} {kind}, and {have} {'is' if have == 1 else 'are'} prepared here",
-                    "prepare the same objects before restoring, or begin a new run in another directory.",
-                )
-            for number, pair in enumerate(zip(self._parts.given[kind], state["given"][kind], strict=True), 1):
-                _compare_classes(f"{kind.removesuffix('s')} {number}", *(each["class"] for each in pair))
-        for number, (optimizer, saved) in enumerate(zip(self._parts.optimizers, state["optimizers"], strict=True), 1):
-            _compare_groups(number, optimizer, saved)
+        self._parts.check(dict(self._parts.named_tensors()), state["tensors"], state)
 
     def _name_strangers(self) -> None:
         """Schedulers leave the first rates with an optimizer. Those that were not prepared are not in checkpoints."""
@@ -363,9 +310,7 @@ class Capture:
                 )
 
     def _name_changes(self, saved: dict[str, list[Given]]) -> None:
-        given = self._parts.given
-        changes = [line for kind in _OBJECTS for line in list_changes(kind.removesuffix("s"), given[kind], saved[kind])]
-        if changes:
+        if changes := self._parts.list_changes(saved):
             self._tell(
                 f"the saved run goes on with its own values, not with those of this script: {'; '.join(changes)}"
             )
@@ -379,87 +324,3 @@ def _compare_accumulations(here: int, saved: dict[str, Any]) -> None:
             f" for {here}.",
             do=f"call strategy.accumulate({saved['num_batches']}) there, or begin a new run in another directory.",
         )
-
-
-def _compare_classes(title: str, here: str, saved: str) -> None:
-    if here != saved:
-        raise CheckpointError(
-            f"The saved state is of another {title.split()[0]}.",
-            why=f"{title} is {here} here, and {saved} in the saved run.",
-            do=f"use {saved}, or begin a new run in another directory.",
-        )
-
-
-def _compare_tensors(here: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
-    """Name the first difference."""
-    for name, tensor in here.items():
-        if name not in saved:
-            raise _other_run(f"{name} {_form(tensor)} is in this model, and not in the saved one")
-        if _form(tensor) != _form(saved[name]):
-            raise _other_run(f"{name} is {_form(tensor)} here, and {_form(saved[name])} in the saved one")
-    for name, tensor in saved.items():
-        if name not in here:
-            raise _other_run(f"{name} {_form(tensor)} is in the saved model, and not in this one")
-
-
-def _form(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _compare_groups(number: int, optimizer: Any, saved: dict[str, Any]) -> None:
-    have = [len(group["params"]) for group in optimizer.param_groups]
-    had = [len(group["params"]) for group in saved["param_groups"]]
-    if have != had:
-        raise CheckpointError(
-            "The saved state is of another optimizer.",
-            why=f"optimizer {number} has groups of {have} parameters here, and of {had} in the saved run.",
-            do="give it the same groups before the loop; one that the script adds later (add_param_group) is to be"
-            " there from the start, with lr=0 or requires_grad_(False) until it trains; or begin a new run in another"
-            " directory.",
-        )
-
-
-def _other_run(why: str, do: str = "use the model of that run, or begin a new run in another directory.") -> Any:
-    return CheckpointError("The saved state is of another model.", why=f"{why}.", do=do)
-
-
-def _has_extra(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-def _load(thing: Any, saved: dict[str, Any]) -> None:
-    try:
-        if isinstance(thing, torch.optim.Optimizer):
-            with _keeping_groups(thing):
-                thing.load_state_dict(saved)
-                _keep_types(thing, saved)
-        else:
-            thing.load_state_dict(saved)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"The saved state of a {type(thing).__name__} does not fit.", why=f"{type(error).__name__}: {error}"
-        ) from error
-
-
-@contextmanager
-def _keeping_groups(optimizer: Any) -> Iterator[None]:
-    """An optimizer that loads a state makes new groups. A script that has got hold of the old ones still sets rates."""
-    groups, moments = optimizer.param_groups, optimizer.state
-    yield
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        group.clear()
-        group.update(loaded)
-    loaded_moments = dict(optimizer.state)
-    moments.clear()
-    moments.update(loaded_moments)
-    optimizer.param_groups, optimizer.state = groups, moments
-
-
-def _keep_types(optimizer: Any, saved: dict[str, Any]) -> None:
-    """An optimizer turns what it loads into its parameters' type; a state in another one would lose digits."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for position, values in saved["state"].items():
-        loaded = optimizer.state[parameters[position]]
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and loaded[name].dtype != value.dtype:
-                loaded[name] = value.to(loaded[name].device)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duoka.frameworks import generators
+from duoka.data import generators
 
 
 def capture_generators() -> dict[str, Any]:

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duoka.collectives.joining import Joining
+from duoka.data.generators import as_plain, from_plain
 from duoka.data.position import Epochs
-from duoka.frameworks.generators import as_plain, from_plain
 from duoka.frameworks.handing import take
 from duoka.frameworks.marks import describe_also, take_also
 from duoka.frameworks.torch.generators import capture_generators, restore_generators

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -12,10 +13,15 @@ from torch.utils.data import DataLoader
 from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.function import arguments
-from duoka.frameworks.torch.function.shares import OWN_GENERATOR, Loaded, ShareLoader
+from duoka.frameworks.torch.function.shares import OWN_GENERATOR, Loaded
+from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.nested import map_tensors
 from duoka.frameworks.torch.single_samples import count_last_batch
+from duoka.strategies.training_loop import TrainingLoop
+
+if TYPE_CHECKING:
+    from duoka.frameworks.torch.function.loaders import Loaders
 
 Load = Callable[[int], Any]  # a replica's samples
 Cuts = tuple[tuple[int, int], ...]
@@ -101,77 +107,215 @@ class Batches:
     def __init__(
         self,
         loader: DataLoader[Any],
-        find_shares: Callable[[DataLoader[Any]], ShareLoader | None],
+        number: int,
+        loaders: Loaders,
         num_replicas: int,
         device: torch.device,
         begin: Callable[[], None],
         tell: Callable[..., None],
+        loop: TrainingLoop,
     ) -> None:
-        self._loader, self._find_shares, self._num_replicas = loader, find_shares, num_replicas
-        self._device, self._begin, self._tell = device, begin, tell
-        self._epoch = -1
-        self._last: Batch | None = None
+        self.loader, self.number, self.loaders, self.num_replicas = loader, number, loaders, num_replicas
+        self.device, self.tell, self.loop = device, tell, loop
+        self._begin = begin
+        self.epoch = -1  # passes begun before the last one
+        self._last_pass: weakref.ref[LoaderPass] | None = None
+        self.last_batch: Batch | None = None
+        self._saved: dict[str, Any] | None = None  # a pass of the saved run that is to be continued
+        self._is_claimed = False  # by a pass that was made on the way to where the run was saved
+        self.generators = _Generators(loader)
 
     def __len__(self) -> int:
         """Global batches."""
-        return len(self._loader)
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_batch_size()
         self._begin()
-        self._epoch += 1
-        # Begun here, not at the first batch: what an iterator draws when it is made is drawn in the script's order.
-        if (shares := self._find_shares(self._loader)) is None:
-            batches = self._read_whole(start(self._loader))
+        made = LoaderPass(self)
+        self._last_pass = weakref.ref(made)
+        return made
+
+    @property
+    def last_pass(self) -> LoaderPass | None:
+        """None if the script has dropped its iterator."""
+        return None if self._last_pass is None else self._last_pass()
+
+    def capture(self) -> dict[str, Any]:
+        """Where the script is in this loader, and the states of the loader's own generators."""
+        last = self.last_pass
+        is_open = last is not None and last.is_open
+        return {
+            "epoch": self.epoch,
+            "open": last.capture() if last is not None and is_open else None,
+            "generators": self.generators.capture(),
+        }
+
+    def resume(self, position: dict[str, Any]) -> None:
+        self.epoch, self._saved = position["epoch"], position["open"]
+        self.generators.restore(position["generators"])
+
+    def claim_saved_pass(self) -> None:
+        """The script has made, on its way to where the run was saved, the iterator that it had there."""
+        self._is_claimed = True
+
+    def take_saved_pass(self, *, has_claim: bool) -> dict[str, Any] | None:
+        """The pass of the saved run that this pass continues, if it does."""
+        saved, self._saved = self._saved, None
+        return saved if has_claim or not self._is_claimed else None
+
+    def _check_batch_size(self) -> None:
+        size = self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", None)
+        if isinstance(size, int) and size < self.num_replicas:
+            raise MismatchError(
+                f"A batch of {size} samples cannot be split between {self.num_replicas} replicas.",
+                why="batch_size is global: every replica takes its share of each batch.",
+                do=f"use batch_size={self.num_replicas} or more, or fewer replicas.",
+            )
+
+
+class LoaderPass(Iterator[Batch]):
+    """One iteration over a loader: at its first batch, or where the saved run was."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._source: Iterator[Batch] | None = None
+        self._number = -1  # in the run
+        self._num_drawn = 0
+        # The generators when it began, and when its first batch was drawn: samplers draw then, or before.
+        self._at_begin: dict[str, Any] = {}
+        self._at_first: dict[str, Any] = {}
+        self._is_over = False
+        # In a resumed script that is on its way to where the run was saved, nothing is drawn before it is there.
+        self._has_claim = batches.loop.is_pending
+        if self._has_claim:
+            batches.claim_saved_pass()
         else:
-            batches = self._read_shares(shares.read(self._epoch))
-        return self._hand_out(batches, self._epoch)
+            # Begun here, not at the first batch: what an iterator draws when it is made is drawn in the script's order.
+            self._open()
 
-    def _hand_out(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
-        for batch in batches:
-            if epoch != self._epoch:
-                raise MismatchError(
-                    "Two iterators over the same strategy.batches were drawn from in turns.",
-                    do="prepare a loader for each of them.",
-                )
-            if self._last is not None:
-                self._last.end()
-            self._last = batch
-            if batch.index == 0:
-                batch.last_size = count_last_batch(self._loader)
-            yield batch
+    @property
+    def loader_number(self) -> int:
+        return self._batches.number
 
-    def _read_shares(self, shares: Iterator[Loaded]) -> Iterator[Batch]:
-        for index, loaded in enumerate(shares):
+    @property
+    def is_open(self) -> bool:
+        return self._source is not None and not self._is_over
+
+    def capture(self) -> dict[str, Any]:
+        moments = {"at_begin": self._at_begin, "at_first": self._at_first}
+        return {"number": self._number, "num_drawn": self._num_drawn} | moments
+
+    def __next__(self) -> Batch:
+        batches = self._batches
+        if self._is_over or not batches.loop.before_draw(self):
+            self._is_over = True
+            raise StopIteration
+        if self._source is None:
+            self._open()
+            assert self._source is not None
+        if batches.last_pass is not self:
+            raise MismatchError(
+                "Two iterators over the same strategy.batches were drawn from in turns.",
+                do="prepare a loader for each of them.",
+            )
+        if not self._num_drawn:
+            self._at_first = self._capture_generators()
+        batch = next(self._source, None)
+        if batch is None:
+            self._is_over, self._source = True, iter(())
+            batches.loop.after_last(self)
+            raise StopIteration
+        if batches.last_batch is not None:
+            batches.last_batch.end()
+        batches.last_batch = batch
+        self._num_drawn += 1
+        if batch.index == 0:
+            batch.last_size = count_last_batch(batches.loader)
+        return batch
+
+    def _open(self) -> None:
+        batches = self._batches
+        saved = batches.take_saved_pass(has_claim=self._has_claim)
+        if saved is None:
+            self._number = batches.loaders.begin_pass()
+            batches.epoch += 1
+            self._at_begin = self._capture_generators()
+            self._source = self._begin_source()
+            return
+        self._number, self._num_drawn = saved["number"], saved["num_drawn"]
+        self._at_begin, self._at_first = saved["at_begin"], saved["at_first"]
+        now = self._capture_generators()
+        self._restore_generators(self._at_begin)
+        self._source = self._begin_source()
+        self._restore_generators(now)
+
+    def _capture_generators(self) -> dict[str, Any]:
+        return {"run": capture_generators(), "own": self._batches.generators.capture()}
+
+    def _restore_generators(self, states: dict[str, Any]) -> None:
+        restore_generators(states["run"])
+        self._batches.generators.restore(states["own"])
+
+    def _begin_source(self) -> Iterator[Batch]:
+        """Begin to draw from the loader, behind the batches that the saved run had drawn."""
+        batches, first = self._batches, self._num_drawn
+        shares = batches.loaders.shares(batches.loader)
+        if shares is not None:
+            is_probed = batches.epoch == 0 and not first
+            requests = shares.begin(self._number, first, is_probed=is_probed)
+            if first:
+                self._restore_generators(self._at_first)
+                requests.skip()
+            return self._read_shares(shares.read(requests), first)
+        # With one replica, and of streams: every worker reads everything, again too.
+        whole = start(batches.loader)
+        if first:
+            self._restore_generators(self._at_first)
+            for _ in range(first):
+                next(whole)
+        return self._read_whole(whole, first)
+
+    def _read_shares(self, shares: Iterator[Loaded], first: int) -> Iterator[Batch]:
+        batches = self._batches
+        epoch, device = batches.epoch, batches.device
+        for index, loaded in enumerate(shares, first):
             digest = loaded.digest
             if digest == OWN_GENERATOR:
                 digest = 0
-                self._tell(
+                batches.tell(
                     "a sample of the loader's dataset differs from one time to the next, because the dataset draws from"
                     " a generator of its own: runs do not repeat bit for bit. Draw from the global generator of torch,"
                     " NumPy or Python"
                 )
             load, load_cuts = loaded.load, loaded.load_cuts
-            yield Batch(loaded.num_samples, index, self._epoch, load, load_cuts, self._device, digest, loaded.order)
+            yield Batch(loaded.num_samples, index, epoch, load, load_cuts, device, digest, loaded.order)
 
-    def _read_whole(self, batches: Iterator[Any]) -> Iterator[Batch]:
-        """With one replica, and of streams: every worker reads everything."""
-        num_replicas = self._num_replicas
-        for index, batch in enumerate(batches):
+    def _read_whole(self, whole: Iterator[Any], first: int) -> Iterator[Batch]:
+        batches = self._batches
+        num_replicas, epoch, device = batches.num_replicas, batches.epoch, batches.device
+        for index, batch in enumerate(whole, first):
             parts = batch if type(batch) in (tuple, list) else [batch]
             num_samples = _count(parts, num_replicas)
             digest = arguments.fingerprint(parts, is_whole=False) if num_replicas > 1 else 0
             cut = _Cut(batch, num_samples, num_replicas)
-            yield Batch(num_samples, index, self._epoch, cut, cut.load_cuts, self._device, digest)
+            yield Batch(num_samples, index, epoch, cut, cut.load_cuts, device, digest)
 
-    def _check_batch_size(self) -> None:
-        size = self._loader.batch_size or getattr(self._loader.batch_sampler, "batch_size", None)
-        if isinstance(size, int) and size < self._num_replicas:
-            raise MismatchError(
-                f"A batch of {size} samples cannot be split between {self._num_replicas} replicas.",
-                why="batch_size is global: every replica takes its share of each batch.",
-                do=f"use batch_size={self._num_replicas} or more, or fewer replicas.",
-            )
+
+class _Generators:
+    """The generators that the script has passed to a loader and to its samplers."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        samplers = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+        found = (getattr(owner, "generator", None) for owner in samplers)
+        self._generators = list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+    def capture(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def restore(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
 
 class _Cut:

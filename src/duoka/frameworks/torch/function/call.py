@@ -17,7 +17,7 @@ import torch
 from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.data.seeds import derive
 from duoka.data.shares import share
-from duoka.errors import MismatchError
+from duoka.errors import CheckpointError, MismatchError
 from duoka.frameworks.additivity import FEWEST_SAMPLES, split
 from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.function.differences import title_call
@@ -73,6 +73,30 @@ class Calls:
         self.is_inside = False  # a function is under way
         self._num_groups: dict[str, int] = {}  # of loss terms, by function
         self._checked: set[str] = set()  # functions
+
+    # The state of a run.
+
+    def capture(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "seed": self.seed.number,
+            "num_groups": dict(self._num_groups),
+            "checked": sorted(self._checked),
+            "agreed_step": self._checks.agreed_step,
+        }
+
+    def check(self, state: dict[str, Any]) -> None:
+        """With one replica nothing is seeded, and generators are restored."""
+        if state["seed"] != self.seed.number and self.collective.num_replicas > 1:
+            raise CheckpointError(
+                f"The saved run has the seed {state['seed']}, and this script the seed {self.seed.number}.",
+                why="order and dropout would be those of another run.",
+                do=f"call torch.manual_seed({state['seed']}) as before, or begin a new run in another directory.",
+            )
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.number, self._num_groups = state["number"], dict(state["num_groups"])
+        self._checked, self._checks.agreed_step = set(state["checked"]), state["agreed_step"]
 
     # Inside of functions.
 

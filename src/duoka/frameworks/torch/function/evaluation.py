@@ -53,10 +53,10 @@ class Evaluator:
     ) -> None:
         self._collective, self._models, self._device, self._seed = collective, models, device, seed
         self._tell, self._inside, self._loaders = tell, inside, loaders
-        self._number = 0
+        self._number = 0  # of the pass that the evaluation under way makes
 
     def evaluate(self, function: Function, loader: DataLoader[Any]) -> Any:
-        self._number += 1
+        self._number = self._loaders.begin_pass()
         with torch.no_grad(), in_eval_mode(self._models):
             return self._evaluate(function, loader)
 

@@ -34,7 +34,7 @@ OWN_GENERATOR = -1  # in the place of a digest: the same sample, loaded twice un
 class Request:
     """What one of the loader's processes loads: the shares of some replicas of one global batch."""
 
-    epoch: int
+    loader_pass: int  # its number in the run
     batch: int
     shares: tuple[tuple[int, tuple[Any, ...]], ...]  # replica, and the indices of its samples
     is_probe: bool = False  # also load some samples that all workers must find alike
@@ -44,8 +44,8 @@ class Request:
 class ShareDataset(Dataset[Any]):
     """The user's dataset, asked for shares. A share is loaded and collated under one seed of its own."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, number: int) -> None:
-        self.dataset, self._collate, self._seed, self._number = dataset, collate, seed, number
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self.dataset, self._collate, self._seed = dataset, collate, seed
 
     def __getitems__(self, request: Request) -> tuple[dict[int, Any], int]:
         loaded: dict[int, Any] = {}
@@ -53,7 +53,7 @@ class ShareDataset(Dataset[Any]):
             if request.cuts:
                 return self._load_cuts(request), 0
             for replica, indices in request.shares:
-                seed_all(derive("share", self._seed, self._number, request.epoch, request.batch, replica))
+                seed_all(derive("share", self._seed, request.loader_pass, request.batch, replica))
                 try:
                     loaded[replica] = self._collate(self._load(indices))
                 except Exception as error:
@@ -66,7 +66,7 @@ class ShareDataset(Dataset[Any]):
         """Collate several parts of the same samples. Each has copies: a collate_fn may take them apart."""
         ((_, indices),) = request.shares
         loaded: dict[int, Any] = {}
-        seed = derive("check", self._seed, self._number, request.epoch, request.batch)
+        seed = derive("check", self._seed, request.loader_pass, request.batch)
         seed_all(seed)
         samples = self._load(indices)
         for number, (first, stop) in enumerate(request.cuts):
@@ -134,25 +134,42 @@ class _Initialise:
             wrapper.dataset = info.dataset
 
 
-class _Requests:
-    """A batch sampler: the user's own batches as requests for the shares of this worker's replicas, for one pass."""
+class Requests:
+    """A batch sampler: the user's own batches as requests for the shares of this worker's replicas, for one pass.
 
-    def __init__(self, batches: Any, collective: Collective, epoch: int) -> None:
-        self._batches, self._collective, self._epoch = batches, collective, epoch
+    Batches before `first` are drawn from the sampler, and not loaded.
+    """
+
+    def __init__(
+        self, batches: Any, collective: Collective, loader_pass: int, first: int = 0, *, is_probed: bool = False
+    ) -> None:
+        self._batches, self._collective = batches, collective
+        self.loader_pass, self.first, self._is_probed = loader_pass, first, is_probed
+        self._drawn: Iterator[Any] = iter(())
+        self._num_to_skip = first
         self.issued: deque[list[Any]] = deque()  # what was asked for, until it arrives
+        self.loaded: Iterator[Any] = iter(())  # what comes of it
 
     def __iter__(self) -> Iterator[Request]:
-        return self._ask(iter(self._batches))  # begun here: a sampler may draw when its iteration begins
+        self._drawn = iter(self._batches)  # begun here: a sampler may draw when its iteration begins
+        return self._ask()
 
-    def _ask(self, batches: Iterator[Any]) -> Iterator[Request]:
-        for number, batch in enumerate(batches):
+    def skip(self) -> None:
+        """Draw the batches before the first one now, unless that is done."""
+        while self._num_to_skip:
+            next(self._drawn, None)
+            self._num_to_skip -= 1
+
+    def _ask(self) -> Iterator[Request]:
+        self.skip()
+        for number, batch in enumerate(self._drawn, self.first):
             indices = list(batch)
             self.issued.append(indices)
             shares = []
             for replica in self._collective.replicas:
                 if own := cut(indices, self._collective.num_replicas, replica):
                     shares.append((replica, own))
-            yield Request(self._epoch, number, tuple(shares), is_probe=self._epoch == number == 0)
+            yield Request(self.loader_pass, number, tuple(shares), is_probe=self._is_probed and number == 0)
 
 
 def cut(indices: list[Any], num_replicas: int, replica: int) -> tuple[Any, ...]:
@@ -188,7 +205,7 @@ class WholeRequests:
                 yield self.ask(number)
 
     def ask(self, number: int) -> Request:
-        return Request(-self._number, number, ((number % self._num_replicas, tuple(self.batches[number])),))
+        return Request(self._number, number, ((number % self._num_replicas, tuple(self.batches[number])),))
 
 
 class _Switch:
@@ -219,7 +236,7 @@ class Loaded:
 class ShareLoader:
     """The user's loader with other requests; everything else as it was given. One for all passes, of any purpose."""
 
-    def __init__(self, loader: DataLoader[Any], collective: Collective, seed: int, number: int) -> None:
+    def __init__(self, loader: DataLoader[Any], collective: Collective, seed: int) -> None:
         if type(loader).__iter__ is not DataLoader.__iter__:
             raise MismatchError(
                 f"{type(loader).__name__} has an __iter__ of its own: its batches cannot be split between replicas.",
@@ -227,7 +244,7 @@ class ShareLoader:
                 do="put what it does into the dataset, the sampler or collate_fn of a plain DataLoader.",
             )
         self._loader, self._collective = loader, collective
-        self._dataset = ShareDataset(loader.dataset, loader.collate_fn, seed, number)
+        self._dataset = ShareDataset(loader.dataset, loader.collate_fn, seed)
         self._switch = _Switch(loader.batch_sampler)
         self._inner = self._build(self._switch, loader.num_workers, loader.generator)
 
@@ -251,15 +268,20 @@ class ShareLoader:
             **given,
         )
 
-    def read(self, epoch: int) -> Iterator[Loaded]:
-        """Begin a pass. Its draws are made by now, before the first batch is asked for."""
-        requests = self._switch.requests = _Requests(self._loader.batch_sampler, self._collective, epoch)
-        return self._read(start(self._inner), requests, epoch)
+    def begin(self, loader_pass: int, first: int = 0, *, is_probed: bool = False) -> Requests:
+        """Begin a pass. What the loader draws at its begin is drawn by now."""
+        sampler = self._loader.batch_sampler
+        requests = Requests(sampler, self._collective, loader_pass, first, is_probed=is_probed)
+        self._switch.requests = requests
+        requests.loaded = start(self._inner)
+        return requests
 
-    def _read(self, batches: Iterator[Any], requests: _Requests, epoch: int) -> Iterator[Loaded]:
-        for number, (shares, digest) in enumerate(batches):
+    def read(self, requests: Requests) -> Iterator[Loaded]:
+        """The batches of a pass that has begun."""
+        loader_pass = requests.loader_pass
+        for number, (shares, digest) in enumerate(requests.loaded, requests.first):
             indices = requests.issued.popleft()
-            found = _Shares(self, shares, indices, epoch, number)
+            found = _Shares(self, shares, indices, loader_pass, number)
             yield Loaded(len(indices), found.load, found.load_cuts, digest, digest_order(indices))
 
     def read_whole(self, requests: WholeRequests) -> Iterator[Any]:
@@ -271,17 +293,17 @@ class ShareLoader:
         """Read these beside all passes, without a draw: in a process of its own, as `worker_init_fn` may open files."""
         return start(self._build(requests, min(1, self._loader.num_workers), torch.Generator()))
 
-    def load_share(self, epoch: int, batch: int, indices: list[Any], replica: int) -> Any:
+    def load_share(self, loader_pass: int, batch: int, indices: list[Any], replica: int) -> Any:
         """Load the share of a lost worker's replica, or of one that has moved here."""
         own = cut(indices, self._collective.num_replicas, replica)
-        return self._load_one(Request(epoch, batch, ((replica, own),)))[replica]
+        return self._load_one(Request(loader_pass, batch, ((replica, own),)))[replica]
 
     def load_cuts(
-        self, epoch: int, batch: int, indices: list[Any], cuts: tuple[tuple[int, int], ...]
+        self, loader_pass: int, batch: int, indices: list[Any], cuts: tuple[tuple[int, int], ...]
     ) -> dict[int, Any]:
         """Load the first samples of a batch once, and collate these parts of them."""
         most = max(stop for _, stop in cuts)
-        return self._load_one(Request(epoch, batch, ((0, tuple(indices[:most])),), cuts=cuts))
+        return self._load_one(Request(loader_pass, batch, ((0, tuple(indices[:most])),), cuts=cuts))
 
     def _load_one(self, request: Request) -> dict[int, Any]:
         if not self._loader.num_workers:
@@ -342,18 +364,20 @@ class EvaluationReader:
 class _Shares:
     """The shares of one batch that were loaded ahead, and a way to the others."""
 
-    def __init__(self, loader: ShareLoader, shares: dict[int, Any], indices: list[Any], epoch: int, batch: int) -> None:
+    def __init__(
+        self, loader: ShareLoader, shares: dict[int, Any], indices: list[Any], loader_pass: int, batch: int
+    ) -> None:
         self._loader, self._shares = loader, shares
-        self._indices, self._epoch, self._batch = indices, epoch, batch
+        self._indices, self._loader_pass, self._batch = indices, loader_pass, batch
 
     def load(self, replica: int) -> Any:
         if replica not in self._shares:
-            self._shares[replica] = self._loader.load_share(self._epoch, self._batch, self._indices, replica)
+            self._shares[replica] = self._loader.load_share(self._loader_pass, self._batch, self._indices, replica)
         loaded = self._shares[replica]
         return unwrap(loaded) if isinstance(loaded, Failed) else loaded
 
     def load_cuts(self, cuts: tuple[tuple[int, int], ...]) -> dict[int, Any]:
-        return self._loader.load_cuts(self._epoch, self._batch, self._indices, cuts)
+        return self._loader.load_cuts(self._loader_pass, self._batch, self._indices, cuts)
 
 
 def unwrap(loaded: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from duoka.collectives.collective import Collective
-from duoka.errors import CheckpointError, MismatchError
+from duoka.errors import MismatchError
 from duoka.strategies.borders import Borders
 
 
@@ -31,11 +31,6 @@ class Styles:
                 " or evaluation, sees the samples of one worker.",
                 do="train by `for batch in strategy.batches(loader):` and strategy.backward everywhere. For an"
                 " evaluation use strategy.evaluate(function, loader), or loop over a loader that is not prepared.",
-            )
-        if self._borders.is_state_wanted:
-            raise CheckpointError(
-                "strategy.checkpoint does not save loops of strategy.backward yet.",
-                do="leave strategy.checkpoint out, or train in a plain loop over the prepared loader.",
             )
         if self._is_accumulating:
             self._refuse_accumulation()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,16 @@ class Trained:
         for position in positions:
             place = self.statistics.still[position]
             self._moving.add((id(place.module), place.name))
+        self._list()
+
+    def list_moving(self, modules: Iterable[tuple[str, nn.Module]]) -> list[list[str]]:
+        """The buffers that travel, by the names of their modules."""
+        return [
+            [path, name] for path, module in modules for name in module._buffers if (id(module), name) in self._moving
+        ]
+
+    def set_moving(self, modules: Mapping[str, nn.Module], moving: Iterable[Sequence[str]]) -> None:
+        self._moving |= {(id(modules[path]), name) for path, name in moving}
         self._list()
 
     def buffers(self, num_groups: int) -> list[GradientBuffers]:
