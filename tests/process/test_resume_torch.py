@@ -24,7 +24,7 @@ from tests.process.torch_contract import SCENARIOS
 pytestmark = [pytest.mark.torch]
 NOT_RESUMABLE = ("changing_parts", "kept_gradients")  # they make optimizers in their loop, or keep gradients
 RESUMED = [name for name in SCENARIOS if name not in NOT_RESUMABLE]
-MOST_STOPS = 7
+MOST_STOPS = 4
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -503,6 +503,7 @@ class TorchAdapter:
 
     def begin_epoch(self) -> None:
         self._loaders.begin_epoch()
+        self._train_state.begin_epoch()
 
     def at_boundary(self) -> None:
         if self._styles.is_function:

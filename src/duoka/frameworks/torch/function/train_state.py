@@ -14,7 +14,7 @@ from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.prepared import OBJECTS, Prepared, load
 from duoka.strategies.registered_state import RegisteredState
-from duoka.strategies.training_loop import TrainingLoop
+from duoka.strategies.training_loop import BETWEEN, TrainingLoop
 
 STYLE = "function"
 
@@ -27,6 +27,10 @@ class TrainState:
     ) -> None:
         self._prepared, self._trained, self._calls = prepared, trained, calls
         self._loaders, self._loop = loaders, loop
+        self._at_epoch: dict[str, Any] = {}  # the global generators when the epoch under way began
+
+    def begin_epoch(self) -> None:
+        self._at_epoch = capture_generators()
 
     def capture(self, registered: RegisteredState) -> dict[str, Any]:
         prepared = self._prepared
@@ -49,6 +53,7 @@ class TrainState:
             "position": self._loop.capture(),
             "registered": registered.capture(),
             "generators": capture_generators(),
+            "generators_at_epoch": self._at_epoch,
         }
 
     def check(self, state: dict[str, Any]) -> list[str]:
@@ -83,7 +88,10 @@ class TrainState:
         self._trained.set_moving(modules, state["moving"])
         self._loaders.restore(state["loaders"], is_again=is_again)
         registered.restore(state["registered"])
-        restore_generators(state["generators"])
+        # Between the begin of an interrupted epoch and its loop, the script draws the same numbers again.
+        is_on_the_way = not is_again and state["position"]["place"] != BETWEEN
+        restore_generators(state["generators_at_epoch" if is_on_the_way else "generators"])
+        self._at_epoch = state["generators_at_epoch"]
         prepared.given = state["given"]
 
     def _name_tensors(self) -> dict[str, torch.Tensor]:
