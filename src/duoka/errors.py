@@ -86,6 +86,10 @@ class CannotJoin(DuokaError):
     pass
 
 
+class JoinLater(DuokaError):
+    """A replacement worker cannot join where it is. Started again, it may between two epochs."""
+
+
 class CheckpointError(DuokaError):
     pass
 

@@ -45,6 +45,7 @@ from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.also import Also
 from duoka.strategies.mirrored import Mirrored as Mirrored
 from duoka.strategies.strategy import Request, Restorable
+from duoka.strategies.training_loop import BETWEEN
 from duoka.topology.membership import Membership
 from duoka.worker_session import WorkerSession
 
@@ -151,7 +152,13 @@ def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None
 
 
 def _let_join(joining: Joining, also: Also, training: Restorable) -> None:
-    joining.border(partial(give, training, also), partial(take, training, also), lambda: training.step)
+    position = getattr(training, "boundary", None)
+    joining.border(
+        partial(give, training, also),
+        partial(take, training, also),
+        lambda: training.step,
+        is_between_epochs=position is not None and position.place == BETWEEN,
+    )
 
 
 def _alone(plan: Plan) -> WorkerSession:

@@ -162,7 +162,7 @@ def check(tmp_path: Path, script: str, kind: str, stop_at: int, kill_at: int) ->
         run(tmp_path / "stopped", script, kind, stop_at, -9)
     ended = run(tmp_path / "struck", script, kind, -1, kill_at)
     assert "worker 1 (cpu:0/v1) was ended by SIGKILL" in ended.err
-    assert "worker 1 (cpu:0/v1) has joined at step " in ended.err, ended.err
+    assert "worker 1 (cpu:0/v1) has rejoined at step " in ended.err, ended.err
     said = [[line for line in ended.log(worker).splitlines() if line.startswith("ends ")] for worker in range(2)]
     assert len(said[0]) == 1 and said[0] == said[1], ended.err
 

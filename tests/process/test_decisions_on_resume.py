@@ -160,7 +160,7 @@ def test_a_worker_that_is_lost_in_a_resumed_run_comes_back_past_a_finished_loop(
     run_loops(tmp_path / "again", 40, -1, kind, 9)
     ended = run_loops(tmp_path / "again", -1, 60, kind, 0)
     assert ended.out == calm and "hash" in calm
-    assert "was ended by SIGKILL" in ended.err and "worker 1 (cpu:0/v1) has joined at step" in ended.err, ended.err
+    assert "was ended by SIGKILL" in ended.err and "worker 1 (cpu:0/v1) has rejoined at step" in ended.err, ended.err
 
 
 def run_loops(place: Path, stop_at: int, kill_at: int, kind: str, code: int) -> Ended:

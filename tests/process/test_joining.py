@@ -215,7 +215,7 @@ def check(story: Story, directory: Path, left: int | None = None, joined: int | 
     check_remains(before, f"{story}: {said}")
     told = f"{story}: {launched.outcome} {said}"
     assert launched.outcome.exit_code == 0, told
-    times_joined = sum("has joined at step" in line for line in said)
+    times_joined = sum("has rejoined at step" in line for line in said)
     assert times_joined >= 1 if joined == -1 else times_joined == (story.joins if joined is None else joined), told
     assert left == -1 or len(launched.results) == (story.num_workers if left is None else left), told
     for worker, result in launched.results.items():
@@ -229,7 +229,7 @@ def test_a_newcomer_joins_and_the_bits_are_those_of_a_calm_run(size, victim, tmp
     said = check(Story(3, 5, size, (Strike(victim, "step 3"),)), tmp_path)
     assert said[0] == f"worker {victim} (cpu:0/v{victim}) was ended by SIGKILL; 2 workers go on (generation 1)."
     assert said[1] == f"worker {victim} (cpu:0/v{victim}) is started again, and joins when it is ready."
-    has = "Of the script's own variables it has those that are named in strategy.also."
+    has = "Of the script's own variables it has those that are registered (strategy.register, strategy.also)."
     assert said[2].endswith(f"; 3 workers go on (generation 2). {has}")
 
 
@@ -331,13 +331,13 @@ def test_one_that_computes_other_numbers_in_its_first_step_ends_alone_and_they_d
 
 def test_nobody_would_see_that_without_the_comparison(tmp_path):
     story = Story(3, 5, "large", (Strike(1, "step 3"),), mistake="other numbers", is_tried=False)
-    with pytest.raises(AssertionError, match="has joined at step"):
+    with pytest.raises(AssertionError, match="has rejoined at step"):
         check(story, tmp_path)
 
 
 def test_only_the_first_step_of_one_that_has_come_back_is_computed_twice(tmp_path):
     launched, said = tell(Story(3, 5, "large", (Strike(1, "step 3"),)), tmp_path)
-    (joined,) = [line for line in said if "has joined at step" in line]
+    (joined,) = [line for line in said if "has rejoined at step" in line]
     step = int(joined.partition(" at step ")[2].partition(";")[0])
     assert [launched.results[worker]["witnessed"] for worker in range(3)] == [[[step, 4]], [], []], said
 

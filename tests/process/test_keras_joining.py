@@ -69,7 +69,7 @@ def test_gradients_that_depend_on_what_the_script_keeps_end_the_one_that_has_com
     calm = train(tmp_path / "calm", backend, [], anneals=True)
     struck = train(tmp_path / "struck", backend, [[0, 1, 2]], anneals=True)
     assert struck.code == 0, struck.err[-3000:]
-    assert "worker 0 (cpu:0/v0) has joined at step " in struck.err
+    assert "worker 0 (cpu:0/v0) has rejoined at step " in struck.err
     line = "worker 0 (cpu:0/v0) had come back, and computed other gradients than worker 1 from the same rows and"
     assert struck.err.count(line) == 1, struck.err
     assert struck.facts()[1]["facts"] == calm.facts()[0]["facts"]
@@ -82,7 +82,7 @@ def compare(calm: Ended, struck: Ended, strikes: list[list[int]]) -> None:
     for worker, _, _ in strikes:
         who = f"worker {worker} (cpu:0/v{worker})"
         assert f"{who} was ended by SIGKILL; 1 worker goes on" in struck.err, struck.err
-        assert f"{who} has joined at step " in struck.err, struck.err
+        assert f"{who} has rejoined at step " in struck.err, struck.err
     expected, found = calm.facts(), struck.facts()
     assert {worker: facts["life"] for worker, facts in found.items()} == {
         worker: 1 + sum(struck == worker for struck, _, _ in strikes) for worker in (0, 1)

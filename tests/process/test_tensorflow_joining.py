@@ -125,8 +125,8 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     killed, started, joined = ended.said()
     assert killed == f"{who} was ended by SIGKILL; 1 worker goes on (generation 1)."
     assert started == f"{who} is started again, and joins when it is ready."
-    assert joined.startswith(f"{who} has joined at step ") and joined.endswith(
-        "; 2 workers go on (generation 2). Of the script's own variables it has those that are named in strategy.also."
+    assert joined.startswith(f"{who} has rejoined at step ") and joined.endswith(
+        "; 2 workers go on (generation 2). Of the script's own variables it has those that are registered (strategy.register, strategy.also)."
     )
     expected, facts = calm(how).facts()[0], ended.facts()
     for worker in range(2):
@@ -145,7 +145,7 @@ def test_gradients_that_depend_on_what_the_script_keeps_end_the_one_that_has_com
     ended = train(tmp_path, 0, "anneals")
     assert ended.code == 0, ended.err
     _, _, joined, unfit = ended.said()
-    assert joined.startswith("worker 0 (cpu:0/v0) has joined at step ")
+    assert joined.startswith("worker 0 (cpu:0/v0) has rejoined at step ")
     assert unfit.startswith("worker 0 (cpu:0/v0) had come back, and computed other gradients than worker 1 from"), unfit
     expected, found = calm("anneals").facts()[0], ended.facts()[1]
     assert (found["sha256"], found["metrics"]) == (expected["sha256"], expected["metrics"])

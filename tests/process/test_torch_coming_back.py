@@ -86,5 +86,5 @@ def test_a_worker_that_comes_back_while_the_others_evaluate_joins(tmp_path):
     ended = start(tmp_path, EVALUATING, str(tmp_path)).finish(START_S, leaves=["torchinductor_"])
     assert ended.code == 0, ended.err
     assert "worker 1 (cpu:0/v1) was ended by SIGKILL" in ended.err
-    assert "worker 1 (cpu:0/v1) has joined at step " in ended.err, ended.err
+    assert "worker 1 (cpu:0/v1) has rejoined at step " in ended.err, ended.err
     assert ended.log(0).splitlines()[-1] == ended.log(1).splitlines()[-1] and "ends" in ended.out

@@ -155,7 +155,7 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
         assert json.loads((newest / "facts.json").read_text())["agreed_step"] >= BATCHES * EPOCHS - 1
     assert killed == f"{who} was ended by SIGKILL; 2 workers go on (generation 1)."
     assert started == f"{who} is started again, and joins when it is ready."
-    step = int(joined.removeprefix(f"{who} has joined at step ").partition(";")[0])
+    step = int(joined.removeprefix(f"{who} has rejoined at step ").partition(";")[0])
     epoch, batch = divmod(step, BATCHES)
     assert epoch == JOINED[0] and JOINED[1] < batch < BATCHES, joined
     expected, facts = calm().facts()[0], ended.facts()

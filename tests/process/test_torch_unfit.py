@@ -110,7 +110,7 @@ def test_what_a_script_keeps_by_itself_ends_the_one_that_has_come_back_alone(how
     ended = train(tmp_path, how)
     assert ended.code == 0, ended.err
     _, _, joined, unfit = ended.said()
-    assert "has joined at step " in joined
+    assert "has rejoined at step " in joined
     assert unfit.startswith(f"worker 1 (cpu:0/v1) had come back, and {why}"), unfit
     assert unfit.endswith("; it is not started again; 2 workers go on (generation 3).")
     assert ended.out == calm.out and "weights" in calm.out

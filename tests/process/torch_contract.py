@@ -369,7 +369,7 @@ def tokens_and_sums() -> dict[str, Any]:
         return both + strategy.weigh(1e-3 * losses.sum()) + losses.mean()
 
     state = strategy.register(losses=[])
-    for _ in strategy.steps(3):
+    for _ in strategy.steps(6):
         for function in (one, two):
             optimizer.zero_grad()
             state.losses.append(backward(function, ids, mask).item())

@@ -127,7 +127,7 @@ def check(story: Story) -> list[str]:
         told = f"{story}\n{ended.err[-4000:]}"
         assert ended.code == 0, told
         assert count_deaths(ended.err) == len(story.strikes), told
-        assert ended.err.count(" has joined at step ") >= 1, told
+        assert ended.err.count(" has rejoined at step ") >= 1, told
         facts = ended.facts()
         assert sorted(facts) == list(range(WORKERS)), told
         for worker, found in facts.items():
@@ -149,7 +149,7 @@ def wait_for_all_to_be_back(run: Run, num_deaths: int) -> None:
 
     def is_so() -> bool:
         err = run.err
-        num_back = err.count(" has joined at step ") + err.count(" before it had joined;")
+        num_back = err.count(" has rejoined at step ") + err.count(" before it had joined;")
         return count_deaths(err) == num_deaths == err.count(" is started again, ") == num_back
 
     end = time.monotonic() + 110

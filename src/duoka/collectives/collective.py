@@ -147,6 +147,11 @@ class Collective(ABC):
         return counts[what] - 1
 
     @property
+    def has_newcomer(self) -> bool:
+        """Whether the next step is to be compared with that of a worker that has just joined."""
+        return False
+
+    @property
     def witnessed(self) -> tuple[int, ...]:
         """What this worker computes in this step beside its own, in an exchange that tries a newcomer."""
         return ()

@@ -1,7 +1,7 @@
 """Which worker runs which replica: dealt at a border of steps, moved when a worker is lost in the middle of one.
 
 After a loss only the lost replicas move. All replicas are dealt anew at the border that follows, or when a worker
-has joined at one.
+has rejoined at one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Dealing:
             self._deal_anew = True
 
     def deal_to(self, workers: Sequence[int], newcomer: int) -> None:
-        """A worker has joined at this border: replicas are dealt to all, and what was lost before is made up for."""
+        """A worker has rejoined at this border: replicas are dealt to all, and what was lost before is made up for."""
         self._adopt_later, self._lost_call = [], 0
         self._deal(workers)
         self._newcomer, self._is_excused = newcomer, False

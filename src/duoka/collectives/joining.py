@@ -120,7 +120,9 @@ class Joining:
         is_agreed = mine is not None and all(self._meeting.offer_beside(w, number) == mine.number for w in workers)
         self._agreed = mine if is_agreed else None
 
-    def border(self, give: Hand, take: Hand, step: Callable[[], int] | None = None) -> None:
+    def border(
+        self, give: Hand, take: Hand, step: Callable[[], int] | None = None, *, is_between_epochs: bool = False
+    ) -> None:
         """A step is about to begin, and nothing of the last one is left to be done.
 
         `step` counts as the user does: the steps of a collective are evaluations, too.
@@ -131,11 +133,24 @@ class Joining:
             self._answers.is_in_step = True
             return
         self._collective.dealing.pass_border()
-        if self._agreed is not None:
+        if self._agreed is not None and (is_between_epochs or not self._agreed.is_for_epoch):
             offer, self._agreed = self._agreed, None
             if offer.records == self._answers.num_passed:  # else all members are past the place where it waits
                 self._let_join(offer, give, step or (lambda: self._meeting.steps))
         self._answers.is_in_step = True
+
+    def begin_step(self) -> None:
+        """This worker has rejoined at a boundary, where the others are."""
+        self._answers.is_in_step = True
+
+    def pause(self) -> None:
+        """From now on no call leaves a record, and a newcomer makes none."""
+        self._answers.pause()
+
+    @property
+    def is_arriving(self) -> bool:
+        """This worker is a newcomer in a run whose calls are not recorded."""
+        return self.is_newcomer and not self._answers.is_recording
 
     def end_step(self) -> None:
         self._answers.is_in_step = False

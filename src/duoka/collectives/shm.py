@@ -26,7 +26,7 @@ from duoka.collectives.passing import broadcast, gather
 from duoka.collectives.reducing import Terms, reduce
 from duoka.collectives.staging import Staging
 from duoka.collectives.trial import Kind
-from duoka.errors import MismatchError, WorkerLost
+from duoka.errors import JoinLater, MismatchError, WorkerLost
 from duoka.topology.placement import Placement
 
 
@@ -84,6 +84,10 @@ class SharedMemory(Collective):
         return self.dealing.placement_in(self.next_number).replicas_of(self.worker)
 
     @property
+    def has_newcomer(self) -> bool:
+        return self.dealing.find_trial(Kind.STEP) is not None
+
+    @property
     def witnessed(self) -> tuple[int, ...]:
         trial = self.dealing.find_trial(Kind.STEP)
         return (trial.replica,) if trial is not None and trial.witness == self.worker else ()
@@ -107,7 +111,8 @@ class SharedMemory(Collective):
         if joining is None:
             self.meeting.begin(self._number, description.encode())
         else:
-            assert not joining.is_newcomer, f"a newcomer made the call {description}"
+            if joining.is_newcomer:
+                raise _too_early(description)
             self.meeting.begin(self._number, description.encode(), joining.offer_to_write())
         return self._number
 
@@ -237,6 +242,8 @@ class SharedMemory(Collective):
         self._answer("barrier", lambda: self._barrier(deadline_s), lambda _: [], lambda _: None)
 
     def _barrier(self, deadline_s: float | None) -> None:
+        if self.joining is not None and self.joining.is_arriving:
+            return
         number = self.begin("barrier")
         self.meet_once(number, deadline_s, lambda: True)
         self.complete(number)
@@ -359,6 +366,14 @@ class SharedMemory(Collective):
         if not set(self.meeting.membership.workers).issuperset(workers):
             with self.failing_for_good():
                 raise self.lost_error(None, number)
+
+
+def _too_early(call: str) -> JoinLater:
+    return JoinLater(
+        f"A replacement worker called {call!r} before it had come to the loop of its epoch.",
+        why="the other workers are inside that loop, and do not make this call.",
+        do="move the call behind the loop, or before strategy.epochs.",
+    )
 
 
 def _title(call: str, buffers: Sequence[SharedBuffer]) -> str:

@@ -17,6 +17,7 @@ class Offer:
     number: int
     worker: int
     records: int
+    is_for_epoch: bool = False  # it can join between two epochs only
 
 
 class Expired(Exception):
@@ -40,7 +41,8 @@ class Supervision:
         if message["kind"] == "left":
             self.left[int(message["worker"])] = int(message["completed"])
         if message["kind"] == "offer":
-            offer = Offer(int(message["number"]), int(message["worker"]), int(message["records"]))
+            number, worker, records = (int(message[name]) for name in ("number", "worker", "records"))
+            offer = Offer(number, worker, records, bool(message["is_for_epoch"]))
             self.offers[offer.worker] = offer
         if message["kind"] == "where":
             self._is_asked = True

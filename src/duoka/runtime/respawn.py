@@ -19,6 +19,7 @@ from duoka.runtime.decisions import Standing
 from duoka.topology.membership import Membership
 
 MOST_STARTS = 3  # of one worker, after its first
+_NOT_JOINED = ("CannotJoin", "JoinLater")
 _MOST_GIVERS = 2  # that are lost, by whatever, while they hand over their state to the same newcomer
 
 
@@ -88,6 +89,7 @@ class Respawn:
         self._rounds: dict[int, _Round] = {}
         self._num_offers = 0
         self._overran: set[int] = set()
+        self._for_epoch: set[int] = set()  # workers that can join between two epochs only
         self._unready: dict[int, float] = {}  # newcomers that have not been ready yet, and when this is told
         self._given_up: list[Newcomer] = []  # and killed; everything has been said of them
         self.comebacks = Comebacks()
@@ -130,6 +132,16 @@ class Respawn:
         who = self._host.describe(newcomer.number)
         if error == "CannotJoin":
             self._say(f"{who} could not join: {_first_line(newcomer.failure)}; the run goes on without it.")
+            return
+        if error == "JoinLater" and newcomer.number in self._for_epoch:
+            self._say(f"{who} could not join: {_first_line(newcomer.failure)}; the run goes on without it.")
+            return
+        if error == "JoinLater":
+            self._for_epoch.add(newcomer.number)
+            self._starts[newcomer.number] -= 1
+            self._say(f"{who} could not join in the middle of an epoch, and joins between two epochs instead.")
+            self._vacant.add(newcomer.number)
+            self.fill()
             return
         if has_finished:
             self._say(f"{who} has come to the end of its script before it had joined; the run goes on without it.")
@@ -254,7 +266,9 @@ class Respawn:
             self._tell_offer(member, round)
 
     def _tell_offer(self, member: int, round: _Round) -> None:
-        offer = {"number": round.offer, "worker": round.newcomer.number, "records": round.records}
+        number = round.newcomer.number
+        offer = {"number": round.offer, "worker": number, "records": round.records}
+        offer["is_for_epoch"] = number in self._for_epoch
         self._host.tell_member(member, {"kind": "offer"} | offer)
 
     def _stand_at_border(self, number: int, message: dict[str, Any]) -> None:
@@ -319,9 +333,9 @@ class Respawn:
             self._host.tell_member(member, joined)
         count = len(membership.workers)
         self._say(
-            f"{self._host.describe(newcomer.number)} has joined at step {round.step};"
+            f"{self._host.describe(newcomer.number)} has rejoined at step {round.step};"
             f" {count} workers go on (generation {membership.generation})."
-            " Of the script's own variables it has those that are named in strategy.also."
+            " Of the script's own variables it has those that are registered (strategy.register, strategy.also)."
         )
         for other in self._rounds.values():
             other.at_border.clear()
@@ -363,5 +377,6 @@ def _kill(newcomer: Newcomer) -> None:
 def _first_line(failure: dict[str, Any] | None) -> str:
     """What a newcomer's own error said, out of its traceback."""
     lines = "" if failure is None else str(failure["traceback"])
-    found = [line for line in lines.splitlines() if "CannotJoin: " in line]
-    return found[-1].partition("CannotJoin: ")[2].rstrip(".") if found else "its script does not fit"
+    pairs = ((line, f"{name}: ") for line in lines.splitlines() for name in _NOT_JOINED)
+    found = [line.partition(name)[2] for line, name in pairs if name in line]
+    return found[-1].rstrip(".") if found else "its script does not fit"

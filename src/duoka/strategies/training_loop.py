@@ -76,8 +76,17 @@ class Training(Protocol):
         """Whether the run saves checkpoints."""
         ...
 
-    def at_start(self) -> None:
+    @property
+    def is_arriving(self) -> bool:
+        """Whether this worker is a replacement that has not joined the run yet."""
+        ...
+
+    def at_start(self, *, is_second: bool) -> None:
         """The loop over epochs or steps is about to begin; `resume` may still be called."""
+        ...
+
+    def arrive(self, epoch: int) -> dict[str, Any]:
+        """A replacement worker has come to the loop of this epoch: it joins, and the state of now is returned."""
         ...
 
     def tell(self, text: str) -> None: ...
@@ -93,14 +102,14 @@ class TrainingLoop:
         self._has_put = False  # for the first time
         self._kind = ""  # of the loop that has begun
         self._is_over = False
-        self._is_inside = False  # an epoch or step is under way
+        self.is_inside = False  # an epoch or step is under way
         self._leader: LoaderPass | None = None  # the first pass drawn from in this epoch
         self._is_leader_over = False
 
     @property
     def is_pending(self) -> bool:
-        """Whether a saved state waits to be put in place, for the first or the second time."""
-        return self._state is not None
+        """Whether a saved state waits to be put in place, for the first or the second time, or is still to come."""
+        return self._state is not None or self._training.is_arriving
 
     @property
     def has_begun(self) -> bool:
@@ -137,7 +146,7 @@ class TrainingLoop:
             try:
                 yield number
             except GeneratorExit:  # the script has left the loop
-                self._is_inside = False
+                self.is_inside = False
                 raise
             self._end_one(number)
         self._is_over = True
@@ -156,7 +165,7 @@ class TrainingLoop:
             try:
                 yield number
             except GeneratorExit:
-                self._is_inside = False
+                self.is_inside = False
                 raise
             self._end_one(number)
 
@@ -173,8 +182,8 @@ class TrainingLoop:
                 why=f"a run can be resumed in one loop, and it has had one over {self._kind}.",
                 do="train in one loop over strategy.epochs or strategy.steps, and use range() for loops inside it.",
             )
-        self._kind, self._is_over = kind, False
-        self._training.at_start()
+        is_second, self._kind, self._is_over = bool(self._kind), kind, False
+        self._training.at_start(is_second=is_second)
 
     def _find_first(self, kind: str, count: int) -> int:
         """The epoch or step at which this process begins."""
@@ -213,10 +222,10 @@ class TrainingLoop:
             self._come_to(Position(kind, number))
         else:
             self._put(is_last=self._saved_position().place == BETWEEN)
-        self._is_inside = True
+        self.is_inside = True
 
     def _end_one(self, number: int) -> None:
-        self._is_inside = False
+        self.is_inside = False
         if self._state is not None:
             raise CheckpointError(
                 f"Epoch {number} has ended without the loop in which this run was saved.",
@@ -231,7 +240,7 @@ class TrainingLoop:
         """A pass over a loader is about to draw its next batch. Returns False if the saved run had ended this loop."""
         if self._training.is_state_wanted:
             self._check_training(loader_pass)
-        if self._kind != EPOCHS or not self._is_inside or self._is_leader_over:
+        if self._kind != EPOCHS or not self.is_inside or self._is_leader_over:
             return True
         if self._leader is None:
             self._leader = loader_pass
@@ -243,6 +252,8 @@ class TrainingLoop:
                 self.position = Position(EPOCHS, self._number, INSIDE, loader_pass.loader_number)
             self._training.at_boundary()
             return True
+        if self._training.is_arriving:
+            self._state = self._training.arrive(self._number)
         position = self._saved_position()
         if position.leader != loader_pass.loader_number:
             raise CheckpointError(
@@ -257,7 +268,7 @@ class TrainingLoop:
 
     def check_inside(self) -> None:
         """Raise if the script trains where it could not be resumed. To be called in a run that saves checkpoints."""
-        if not self._is_inside:
+        if not self.is_inside:
             raise CheckpointError(
                 "This script trains outside of strategy.epochs and strategy.steps.",
                 why="with strategy.checkpoint a resumed run continues in one of these loops.",
@@ -275,7 +286,7 @@ class TrainingLoop:
 
     def after_last(self, loader_pass: LoaderPass) -> None:
         """A pass has come to its end."""
-        if self._leader is loader_pass and self._is_inside and not self._is_leader_over:
+        if self._leader is loader_pass and self.is_inside and not self._is_leader_over:
             self._is_leader_over = True
             self._come_to(Position(EPOCHS, self._number, AFTER, loader_pass.loader_number))
 

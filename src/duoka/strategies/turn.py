@@ -25,12 +25,14 @@ class Turn:
         self._deadline_s = min(float(deadline_s), _LONGEST_WAIT_S)
         self._collective = collective
         self._name = name
+        # A replacement worker that has not joined has no turn, and waits for nobody's.
+        self._is_left_out = collective.joining is not None and collective.joining.is_arriving
         self._exchange = collective.exchange([], name)
         self.word = b""  # what the one who acts leaves for the others, up to 1000 bytes
 
     def is_mine(self) -> bool:
         """True: this worker acts now, inside `acting`. False: another one has; its failure is raised here."""
-        while 0 not in self._exchange.missing:
+        while not self._is_left_out and 0 not in self._exchange.missing:
             for replica in self._exchange.missing:
                 self._exchange.deposit(replica)
             if self._exchange.commit(self._deadline_s):
@@ -39,7 +41,7 @@ class Turn:
                     self._raise_failure(rest)
                 self.word = rest
                 return False
-        return True
+        return not self._is_left_out
 
     @contextmanager
     def acting(self) -> Iterator[None]:

@@ -36,6 +36,7 @@ from duoka.frameworks.torch.function.call import Calls
 from duoka.frameworks.torch.function.differences import explain
 from duoka.frameworks.torch.function.evaluation import Evaluator
 from duoka.frameworks.torch.function.loaders import Loaders
+from duoka.frameworks.torch.function.rejoin import OUTSIDE, SECOND_LOOP, Rejoin
 from duoka.frameworks.torch.function.seed import BaseSeed
 from duoka.frameworks.torch.function.style import Styles
 from duoka.frameworks.torch.function.train_state import STYLE as FUNCTION_STYLE
@@ -97,7 +98,8 @@ class TorchAdapter:
             self._contributions,
             self._describe_rates,
         )
-        self._styles = Styles(collective, self.options.borders, self.tell_once, is_synced=self.options.sync_batchnorm)
+        self._rejoin = Rejoin(collective.joining)
+        self._styles = Styles(collective, self._rejoin.begin, self.tell_once, is_synced=self.options.sync_batchnorm)
         self._base_seed = BaseSeed()
         self._calls = Calls(
             collective,
@@ -489,17 +491,29 @@ class TorchAdapter:
         return self.options.borders.is_state_wanted
 
     def walk_epochs(self, num_epochs: int) -> Iterator[int]:
-        if self._styles.is_function or self._training_loop.is_pending:
+        if self._rejoin.follow() or self._styles.is_function or self._training_loop.is_pending:
             return self._training_loop.epochs(num_epochs)
         epochs = self.epochs.walk(num_epochs)
         return epochs if self._styles.is_plain else self._training_loop.follow(epochs)
 
     def walk_steps(self, num_steps: int) -> Iterator[int]:
+        self._rejoin.follow()
         self._styles.choose_function()
         return self._training_loop.steps(num_steps)
 
-    def at_start(self) -> None:
+    def at_start(self, *, is_second: bool) -> None:
         self.options.borders.at_start(self)
+        if is_second:
+            self._rejoin.refuse(SECOND_LOOP)
+        if self._rejoin.is_arriving:
+            self._training_loop.resume(self._rejoin.await_state())
+
+    @property
+    def is_arriving(self) -> bool:
+        return self._rejoin.is_arriving
+
+    def arrive(self, epoch: int) -> dict[str, Any]:
+        return self._rejoin.join(epoch)
 
     def begin_epoch(self) -> None:
         self._loaders.begin_epoch()
@@ -507,6 +521,7 @@ class TorchAdapter:
 
     def at_boundary(self) -> None:
         if self._styles.is_function:
+            self._rejoin.allow()
             self.options.borders.at_border(self)
 
     def at_end(self) -> None:
@@ -656,8 +671,10 @@ class TorchAdapter:
 
     def backward(self, function: Any, args: Sequence[Any], scaler: Any, check: bool) -> Any:
         self._styles.choose_function()
-        if self.is_state_wanted:
-            self._training_loop.check_inside()
+        if not self._training_loop.is_inside:
+            if self.is_state_wanted:
+                self._training_loop.check_inside()
+            self._rejoin.refuse(OUTSIDE)
         try:
             return self._calls.backward(function, args, scaler, self._describe_rates(), check=check)
         except MismatchError as error:

@@ -8,7 +8,7 @@ tables of positions) stay where they are.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -119,9 +119,16 @@ class Statistics:
 
     @property
     def signature(self) -> tuple[Any, ...]:
+        return self.describe({})
+
+    def describe(self, numbers: Mapping[int, int]) -> tuple[Any, ...]:
+        """All buffers; modules by these numbers, else by identity."""
         kinds = (self.merged, self.others, self.still)
         return tuple(
-            tuple((id(place.module), place.name, place.tensor.shape, place.tensor.dtype) for place in places)
+            tuple(
+                (numbers.get(id(place.module), id(place.module)), place.name, place.tensor.shape, place.tensor.dtype)
+                for place in places
+            )
             for places in kinds
         )
 

@@ -30,7 +30,7 @@ from duoka.frameworks.torch.function.in_place import (
     refuse_changed_parameters,
 )
 from duoka.frameworks.torch.function.inputs import Inputs
-from duoka.frameworks.torch.function.note import Digests, Note, Notes
+from duoka.frameworks.torch.function.note import Digests, Note, Notes, read_digests
 from duoka.frameworks.torch.function.returned import (
     NO_METRICS,
     Measured,
@@ -255,6 +255,9 @@ class _Attempt:
             if base is not None:
                 parameter.grad = None
         self._exchange = self._collective.exchange([*buffers, *self._statistic_buffers], name)
+        self._exchange.common_part = read_digests
+        if self._collective.has_newcomer:
+            self._exchange.try_newcomer()
         self._exchange.carry_out(self._place)
         try:
             if self._error is not None:

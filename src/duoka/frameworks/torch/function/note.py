@@ -80,6 +80,11 @@ class Note(NamedTuple):
         )
 
 
+def read_digests(packed: bytes) -> bytes:
+    """Out of a packed note: what must be the same on all workers."""
+    return repr(Digests(*_HEAD.unpack_from(packed)[4:8])).encode()
+
+
 def order_differs(what: str) -> MismatchError:
     return MismatchError(
         what,

@@ -7,14 +7,18 @@ from typing import NoReturn
 
 from duoka.collectives.collective import Collective
 from duoka.errors import MismatchError
-from duoka.strategies.borders import Borders
 
 
 class Styles:
     def __init__(
-        self, collective: Collective, borders: Borders, tell_once: Callable[..., None], *, is_synced: bool = False
+        self,
+        collective: Collective,
+        begin: Callable[[], None],
+        tell_once: Callable[..., None],
+        *,
+        is_synced: bool = False,
     ) -> None:
-        self._collective, self._borders, self._tell_once = collective, borders, tell_once
+        self._collective, self._begin, self._tell_once = collective, begin, tell_once
         self._is_synced = is_synced
         self.is_function = False
         self.is_plain = False
@@ -43,10 +47,7 @@ class Styles:
         self.is_function = True
         if self._collective.num_replicas > 1:
             self._tell_once("function style: strategy.backward runs the function once per replica")
-        if self._collective.joining is not None:
-            self._collective.joining.refuse(
-                "what a loop of strategy.backward keeps between calls is not known to Duoka"
-            )
+        self._begin()
 
     def accumulate(self, num_batches: int) -> None:
         """Called by `strategy.accumulate`, which is for plain loops."""

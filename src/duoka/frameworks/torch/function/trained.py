@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,6 @@ class Trained:
         self._marks: list[Any] = []
         self._moving: set[Any] = set()  # buffers that some function has changed: they travel
         self._layouts: dict[tuple[int, ...], list[GradientBuffers]] = {}  # by the parameters that are trained
-        self._statistic_layouts: list[Any] = []
         self.parameters: list[nn.Parameter] = []
         self.names: list[str] = []
         self.statistics = Statistics([])
@@ -116,11 +116,11 @@ class Trained:
         self.statistics.keep_still()
         # A GAN freezes and unfreezes its parts in turns: the memory of a set of parameters is used again.
         self._buffers = self._layouts.setdefault(tuple(map(id, self.parameters)), [])
-        self._layout = list(self._layouts).index(tuple(map(id, self.parameters)))
-        signature = self.statistics.signature
-        if signature not in self._statistic_layouts:
-            self._statistic_layouts.append(signature)
-        self.statistic_layout = self._statistic_layouts.index(signature)
+        # Memory is known by name. A worker that joins later has not seen the layouts before, and finds this one.
+        places = {id(parameter): place for place, parameter in enumerate(self._all)}
+        self._layout = _digest([(places[id(p)], p.shape, p.dtype) for p in self.parameters])
+        paths = {id(module): path for path, module in enumerate(modules)}
+        self.statistic_layout = _digest(self.statistics.describe(paths))
         self._values, self._marks = self._read_values(), self._read_marks()
 
     @property
@@ -130,5 +130,9 @@ class Trained:
 
     _all: Sequence[torch.Tensor] = ()
     all_names: Sequence[str] = ()
-    _layout = 0
-    statistic_layout = 0
+    _layout = ""
+    statistic_layout = ""
+
+
+def _digest(layout: Any) -> str:
+    return f"{zlib.crc32(repr(layout).encode()):08x}"
