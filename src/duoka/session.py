@@ -71,7 +71,11 @@ def _connect(request: Request) -> WorkerSession | NotebookSession:
             let_command_line_win(request, attached)
         else:
             check_same_run(request, attached.plan)
-        return _join(attached)
+        session = _join(attached)
+        joining = session.collective.joining
+        if not request.respawn and "respawn" not in attached.plan.command_line and joining is not None:
+            joining.refuse("the script says respawn=False")
+        return session
     refuse_other_launchers(list_settings(request))
     plan = make_plan(request)
     if not plan.needs_supervisor:

@@ -286,7 +286,7 @@ def test_without_checkpoints_to_resume_from_a_loss_ends_the_run_as_ever(tmp_path
         ended = run_plain(tmp_path / name, deaths=1, **given)
         assert ended.code == 137 and lives_of(tmp_path / name) == [1, 1], ended.err
         assert "WorkerLost" in ended.err and "anew" not in ended.err
-    ended = run_plain(tmp_path / "no respawn", (*DUOKA_RUN, "--no-respawn"), resume=True, deaths=1)
+    ended = run_plain(tmp_path / "no respawn", (*DUOKA_RUN, "--devices", "2", "--no-respawn"), resume=True, deaths=1)
     assert ended.code == 137 and lives_of(tmp_path / "no respawn") == [1, 1], ended.err
 
 

@@ -279,7 +279,8 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path):
     [
         (["--devices", "2", "--replicas", "1", "script.py"], 1, "TopologyError: 1 replica"),
         (["--devices", "1", "--replicas", "0", "script.py"], 1, "TopologyError: 0 replicas"),
-        (["--replicas", "2", "script.py"], 1, "LaunchError: --replicas was given without --devices"),
+        (["--replicas", "2", "script.py"], 1, "LaunchError: --replicas was passed without --devices"),
+        (["--no-respawn", "script.py"], 1, "LaunchError: --no-respawn was passed without --devices"),
         (["--devices", "0", "script.py"], 69, "DeviceError: devices=0"),
         (["--devices", "warp:0,cpu:0", "script.py"], 69, "warp:0"),
         (["--devices", "cpu:0,cpu:0", "script.py"], 69, "DeviceError: cpu:0 is named 2 times"),
@@ -479,3 +480,20 @@ def test_torch_draws_equal_numbers_on_all_workers_from_the_moment_it_is_imported
     first, second = ended.facts().values()
     assert first == second
     assert (first["is_seeded"], first["threads"], first["gathered"]) == (True, 1, 1)
+
+
+def test_a_script_that_wants_no_replacements_has_none_under_duoka_run(tmp_path):
+    source = """
+    import os, signal
+    import numpy as np
+    import duoka
+
+    strategy = duoka.Mirrored(respawn=False)
+    for step in range(6):
+        if step == 2 and strategy.worker == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        strategy.sum_over_replicas(lambda replica: np.ones(2))
+    """
+    ended = start(tmp_path, source, program=(*DUOKA_RUN, "--devices", "2")).finish(START_S)
+    assert ended.code == 0, ended.err
+    assert "worker 1 (cpu:0/v1) is not started again: the script says respawn=False." in ended.said()

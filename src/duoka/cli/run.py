@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="S", type=int, help="the seed of the run; default: the script's")
     parser.add_argument("--deadline", metavar="S", type=float, help="seconds to wait for a worker")
     parser.add_argument(
-        "--no-respawn", dest="respawn", action="store_false", help="do not start new workers in the place of lost ones"
+        "--no-respawn", dest="respawn", action="store_false", default=None, help="do not replace lost workers"
     )
-    parser.add_argument("--respawn", dest="respawn", action="store_true", default=True, help="do (the default)")
+    parser.add_argument("--respawn", dest="respawn", action="store_true", help="replace them, whatever the script says")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module ...", help="run a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py ...", help="run a script")
 
@@ -33,16 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     words = arguments.command if arguments.module is None else ["-m", *arguments.module]
     command = from_words(words[words[:1] == ["--"] :], sys.executable, os.getcwd())
-    options = {name: getattr(arguments, name) for name in ("replicas", "threads", "seed", "deadline")}
-    if not arguments.respawn:
-        os.environ["DUOKA_RESPAWN"] = "0"
+    options = {name: getattr(arguments, name) for name in ("replicas", "threads", "seed", "deadline", "respawn")}
     given = tuple(name for name, value in options.items() if value is not None)
     if arguments.devices is None:
         if given:
             raise LaunchError(
-                f"--{given[0]} was given without --devices.",
-                why="without --devices the script's own strategy decides, also on that.",
-                do=f"add --devices, or give {given[0]} to the strategy in the script.",
+                f"{'--no-respawn' if arguments.respawn is False else f'--{given[0]}'} was passed without --devices.",
+                why="without --devices the script's own strategy decides on that.",
+                do=f"add --devices, or pass {given[0]} to the strategy in the script.",
             )
         # Nothing to decide here: the script does, and starting it plainly is the same.
         target = ["-m", command.module] if command.module is not None else [str(command.script)]
@@ -58,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed or 0,
         threads=arguments.threads,
         deadline_s=60.0 if arguments.deadline is None else arguments.deadline,
+        respawn=arguments.respawn is not False,
     )
     refuse_other_launchers()
     become_supervisor(make_plan(request, command_line=("devices", *given)), command)
