@@ -497,3 +497,21 @@ def test_a_script_that_wants_no_replacements_has_none_under_duoka_run(tmp_path):
     ended = start(tmp_path, source, program=(*DUOKA_RUN, "--devices", "2")).finish(START_S)
     assert ended.code == 0, ended.err
     assert "worker 1 (cpu:0/v1) is not started again: the script says respawn=False." in ended.said()
+
+
+def test_a_call_under_is_main_is_named_with_its_line_and_both_sides(tmp_path):
+    source = """
+    import numpy as np
+    import duoka
+
+    strategy = duoka.Mirrored(devices=2)
+    strategy.sum_over_replicas(lambda replica: np.ones(2))
+    if strategy.is_main:
+        strategy.barrier()
+    strategy.sum_over_replicas(lambda replica: np.ones(2))
+    """
+    ended = start(tmp_path, source).finish(START_S)
+    assert ended.code == 1, ended.err
+    assert "worker 0 (cpu:0/v0): barrier at script.py:8" in ended.err
+    assert "worker 1 (cpu:0/v1): exchange 2 over replicas" in ended.err
+    assert "The main worker alone made its call at script.py:8" in ended.err and "`if strategy.is_main:`" in ended.err

@@ -26,6 +26,7 @@ _CALLS = (_HEAD_BYTES, _HEAD_BYTES + _CALL_BYTES)
 _CALL = struct.Struct("<qI")  # the offer that this worker knew of when it called, and the length of the call
 _WISH = struct.Struct("<q")  # whether the run is to end at the next border
 _MAIN = struct.Struct("<q")  # the worker that prints and writes for all
+BEFORE_LINE = b"\0"  # in a call: the line of the script that made it follows
 _LONGEST_CALL = _CALL_BYTES - 40
 
 
@@ -156,5 +157,5 @@ class Board:
         """Where this worker was seen last, for errors."""
         row = self.read(worker)
         if row.begun > row.completed:
-            return self.read_call(worker, row.begun).decode(errors="replace")
+            return self.read_call(worker, row.begun).replace(BEFORE_LINE, b" at ").decode(errors="replace")
         return f"its own code, after call {row.completed}" if row.begun else "its start-up"

@@ -42,7 +42,8 @@ class Complaints:
             f"{self._describe(worker)} has finished its script; {self._describe(self._worker)} waits for it"
             f" in {self._board.tell_activity(self._worker)}.",
             why=f"it took part in {num_calls} calls, and this is call {number}: the workers did not run the same loop.",
-            do="let all workers run the same number of steps; a condition that ends the loop must be the same on all.",
+            do="let all workers run the same number of steps and make the same calls. A condition that ends the loop"
+            " must be the same on all workers, and no call between workers may stand under `if strategy.is_main:`.",
         )
 
     def still_there(self, worker: int, phase: str, step: int) -> DeadlineExceeded:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from duoka.collectives.ages import Ages
-from duoka.collectives.board import Board, Work
+from duoka.collectives.board import BEFORE_LINE, Board, Work
 from duoka.collectives.complaints import Complaints
 from duoka.collectives.decision import Decision, Regrouped
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
@@ -119,7 +119,12 @@ class Meeting:
 
     def calls(self, number: int, workers: Iterable[int]) -> dict[int, bytes]:
         """What each of these workers called; to be read once all of them have arrived."""
-        return {w: self._board.read_call(w, number) for w in workers}
+        return {w: self._board.read_call(w, number).partition(BEFORE_LINE)[0] for w in workers}
+
+    def lines(self, number: int, workers: Iterable[int]) -> dict[int, str]:
+        """The lines of the script that made these calls, as far as they are known."""
+        found = {w: self._board.read_call(w, number).partition(BEFORE_LINE)[2] for w in workers}
+        return {w: line.decode(errors="replace") for w, line in found.items()}
 
     def offer_beside(self, worker: int, number: int) -> int:
         return self._board.read_offer(worker, number)

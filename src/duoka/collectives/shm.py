@@ -5,7 +5,7 @@ One worker is the same code with nobody to wait for and memory of its own (see `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from duoka.collectives.answers import Answers, Pack, Replayed, T, Unpack
 from duoka.collectives.arena import Arena
 from duoka.collectives.arrays import Array, as_array, check_alike, check_out, check_weights, deliver, sum_dtype
-from duoka.collectives.board import Work
+from duoka.collectives.board import BEFORE_LINE, Work
 from duoka.collectives.buffers import SharedBuffer
+from duoka.collectives.caller import find_line
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
 from duoka.collectives.dealing import Dealing
 from duoka.collectives.decision import Decision, Regrouped
@@ -107,13 +108,15 @@ class SharedMemory(Collective):
             with self.failing_for_good():
                 raise self._open_error()
         self._number += 1
-        joining = self.joining
+        joining, call = self.joining, description.encode()
+        if line := find_line(description):
+            call += BEFORE_LINE + line.encode()
         if joining is None:
-            self.meeting.begin(self._number, description.encode())
+            self.meeting.begin(self._number, call)
         else:
             if joining.is_newcomer:
                 raise _too_early(description)
-            self.meeting.begin(self._number, description.encode(), joining.offer_to_write())
+            self.meeting.begin(self._number, call, joining.offer_to_write())
         return self._number
 
     @contextmanager
@@ -152,10 +155,16 @@ class SharedMemory(Collective):
         if len(set(calls.values())) > 1:
             self.complete(number)
             named = {self._describe(worker): call.decode(errors="replace") for worker, call in calls.items()}
+            lines = self.meeting.lines(number, calls)
+            told = {
+                worker: f"{named[self._describe(worker)]}{f' at {line}' if line else ''}"
+                for worker, line in lines.items()
+            }
             error = MismatchError(
                 f"The workers did not call the same thing (call {number}, step {self.meeting.steps}).",
-                why="\n".join(f"{worker}: {call}" for worker, call in named.items()),
-                do="let every worker run the same calls with the same shapes and types.",
+                why="\n".join(f"{self._describe(worker)}: {call}" for worker, call in told.items()),
+                do="let every worker run the same calls with the same shapes and types."
+                f"{_hint_at_main(calls, self.main, lines)}",
             )
             error.calls = named
             raise error
@@ -366,6 +375,17 @@ class SharedMemory(Collective):
         if not set(self.meeting.membership.workers).issuperset(workers):
             with self.failing_for_good():
                 raise self.lost_error(None, number)
+
+
+def _hint_at_main(calls: Mapping[int, bytes], main: int, lines: Mapping[int, str]) -> str:
+    """Said where the main worker alone has called something else."""
+    if sum(call == calls[main] for call in calls.values()) > 1:
+        return ""
+    where = f" at {lines[main]}" if lines[main] else ""
+    return (
+        f"\nThe main worker alone made its call{where}. If that stands under `if strategy.is_main:`, move it out, and"
+        " keep only what prints or writes there."
+    )
 
 
 def _too_early(call: str) -> JoinLater:
