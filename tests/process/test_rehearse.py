@@ -1,6 +1,6 @@
 """`duoka rehearse` on real scripts: what is equal, what differs, and what cannot be rehearsed.
 
-A full rehearsal takes seven starts of PyTorch. Only the first test does one; others run the ways they are about.
+A full rehearsal takes nine starts of PyTorch. Only the first test does one; others run the ways they are about.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import pytest
 
 from duoka.cli.rehearse import render
 from duoka.runtime.command import Command
-from duoka.runtime.rehearsal.rehearsing import KILLED, ONE_REPLICA, ONE_WORKER, Rehearsing, Report, Row
+from duoka.runtime.rehearsal.rehearsing import (
+    KILLED,
+    ONE_REPLICA,
+    ONE_WORKER,
+    RESUMED,
+    Rehearsing,
+    Report,
+    Row,
+)
 from duoka.runtime.rehearsal.runs import Runs
 from tests.conftest import plan_for
 from tests.limits import START_S
@@ -52,7 +60,7 @@ CORRECT = f"""{DATA}
         return F.cross_entropy(out, y), {{"correct": ((out.argmax(1) == y).sum(), len(y))}}
 
     print("workers:", strategy.num_workers)
-    for epoch in range(100):
+    for epoch in strategy.epochs(100):
         for batch in strategy.batches(loader):
             model.zero_grad()
             loss, metrics = strategy.backward(loss_of, batch)
@@ -70,7 +78,7 @@ BY_HAND = f"""{DATA}
         runs_of_function += 1
         return F.cross_entropy(model(x), y, reduction=REDUCTION)
 
-    for epoch in range(100):
+    for epoch in strategy.epochs(100):
         for batch in strategy.batches(loader):
             model.zero_grad()
             loss = strategy.backward(loss_of, batch, check=False)
@@ -105,7 +113,7 @@ def test_a_correct_script_passes_and_its_times_are_left_out(tmp_path):
     assert ended.code == 0, ended.out + ended.err
     clock = next(place for place, line in enumerate(CORRECT.splitlines(), 1) if 'print(f"at' in line)
     table = [line.split() for line in ended.out.splitlines() if "equal" in line]
-    assert [row[-3:] for row in table] == [["equal"] * 3] * 4
+    assert [row[-3:] for row in table] == [["equal"] * 3] * 5
     assert f"left out 5 printed lines that differ between two undisturbed runs (script.py:{clock})" in ended.out
     assert "the rehearsal uses --devices 2" in ended.err
     assert "worker 1 was killed in step " in ended.err and "--seed 11 repeats this" in ended.err
@@ -116,7 +124,7 @@ def test_a_correct_script_passes_and_its_times_are_left_out(tmp_path):
 
 @pytest.fixture(scope="module")
 def mistaken(tmp_path_factory) -> tuple[Report, dict[str, Row]]:
-    return rehearse_some(tmp_path_factory.mktemp("mistaken"), MISTAKEN, KILLED, ONE_WORKER, ONE_REPLICA)
+    return rehearse_some(tmp_path_factory.mktemp("mistaken"), MISTAKEN, KILLED, RESUMED, ONE_WORKER, ONE_REPLICA)
 
 
 def mistake() -> str:
@@ -131,6 +139,17 @@ def test_a_counter_in_the_function_shows_when_a_worker_is_killed(mistaken):
     found = comparison.found["printed lines"]
     assert found.what.endswith(mistake())
     assert found.left.startswith("runs ") and found.right.startswith("runs ") and found.left != found.right
+
+
+@pytest.mark.torch
+def test_a_variable_that_is_not_registered_shows_when_the_script_is_resumed(mistaken):
+    report, rows = mistaken
+    comparison = rows[RESUMED].comparison
+    assert comparison.found["weights"] is None and comparison.found["metrics"] is None
+    found = comparison.found["printed lines"]
+    assert found.what.endswith(mistake())
+    assert int(found.left.removeprefix("runs ")) > int(found.right.removeprefix("runs "))
+    assert "state = strategy.register(name=value)" in render(replace(report, rows=(rows[RESUMED],)))
 
 
 @pytest.mark.torch

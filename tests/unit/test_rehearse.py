@@ -16,7 +16,7 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.rehearsal.compare import TOLERANCE, compare, count_noise, find_noise
 from duoka.runtime.rehearsal.record import Line, Record, Tensor, WorkerRecord, read_record
 from duoka.runtime.rehearsal.recorder import PrintedLines, Recorder
-from duoka.runtime.rehearsal.rehearsing import KINDS, ONE_REPLICA, REPEATED, Rehearsing
+from duoka.runtime.rehearsal.rehearsing import KINDS, ONE_REPLICA, REPEATED, RESUMED, Rehearsing
 from duoka.runtime.rehearsal.runs import Finished, Run
 from duoka.runtime.rehearsal.settings import Death, Rehearsal
 from tests.conftest import plan_for
@@ -190,7 +190,7 @@ class FakeRuns:
         self.names: list[str] = []
         self.deaths: list[Death] = []
 
-    def run(self, name, plan, *, death=None, dropout=True, batchnorm=True) -> Run:
+    def run(self, name, plan, *, death=None, dropout=True, batchnorm=True, stop=None, resumes=False) -> Run:
         self.names.append(name)
         found = next((each for key, each in self._records.items() if key in name), self._default)
         if isinstance(found, Run):
@@ -216,7 +216,7 @@ OTHER = record("a", tensors=(tensor("w", 2),), losses=(1.0,), knows_layers=True)
 def test_equal_runs_have_no_findings():
     report = carry_out(runs := FakeRuns(GOOD))
     assert not report.has_findings and [row.kind for row in report.rows] == list(KINDS)
-    assert len(runs.names) == 5, "without dropout the first run is compared with one replica"
+    assert len(runs.names) == 6, "without dropout the first run is compared with one replica"
 
 
 def test_dropout_needs_one_more_run():
@@ -262,6 +262,16 @@ def test_one_replica_is_left_out_where_layers_are_not_known():
 def test_a_run_that_fails_only_when_disturbed_is_a_finding():
     report = carry_out(FakeRuns(GOOD, killed=failed()))
     assert report.has_findings and "Traceback: it broke" in render(report)
+
+
+def test_what_a_stopped_and_a_resumed_run_have_printed_is_put_together():
+    begin = record("a", losses=(1.0,), stopped="in epoch 0")
+    whole = record("a", "b", losses=(1.0, 2.0), tensors=(tensor("w", 1),))
+    rest = record("b", losses=(2.0,), tensors=(tensor("w", 1),))
+    report = carry_out(FakeRuns(whole, stopped=begin, resumed=rest))
+    assert next(row for row in report.rows if row.kind == RESUMED).comparison.is_equal
+    report = carry_out(FakeRuns(whole, stopped=begin, resumed=record("c", losses=(2.0,), tensors=(tensor("w", 1),))))
+    assert [row.kind for row in report.rows if row.is_finding] == [RESUMED]
 
 
 def test_a_kill_that_never_happened_is_a_finding():

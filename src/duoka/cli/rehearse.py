@@ -19,7 +19,16 @@ from duoka.errors import DeadlineExceeded, DuokaError, RehearsalError, ScriptFai
 from duoka.runtime.command import Command, from_words
 from duoka.runtime.plan import Plan, read_seconds, read_whole_number
 from duoka.runtime.rehearsal.compare import COLUMNS
-from duoka.runtime.rehearsal.rehearsing import KILLED, ONE_REPLICA, ONE_WORKER, REPEATED, Rehearsing, Report, Row
+from duoka.runtime.rehearsal.rehearsing import (
+    KILLED,
+    ONE_REPLICA,
+    ONE_WORKER,
+    REPEATED,
+    RESUMED,
+    Rehearsing,
+    Report,
+    Row,
+)
 from duoka.runtime.rehearsal.runs import Runs, run_program
 from duoka.runtime.run import describe_plan, say
 
@@ -204,6 +213,8 @@ _REMEDIES = {
     "  Fix: seed every generator (numpy.random.default_rng(0), torch.Generator().manual_seed(0)), then rehearse again.",
     KILLED: "  Why: the function runs again on another worker after a loss, so it must depend on its samples only.\n"
     "  Fix: return counts as metrics of the function; do not use strategy.worker or change variables in it.",
+    RESUMED: "  Why: the script starts from its top, and variables of its own begin as it makes them.\n"
+    "  Fix: keep what training or this line depends on in state = strategy.register(name=value), as state.name.",
     ONE_WORKER: "  Why: something depends on the number of the worker, or on how many there are.\n"
     "  Fix: do not use strategy.worker, local_replicas or num_workers where it is trained or printed.",
     ONE_REPLICA: "  Why: the loss is not a mean over samples, or the function compares samples or draws random numbers"

@@ -36,6 +36,18 @@ class Rehearsal(Protocol):
         """`strategy.backward` returns this to the script."""
         ...
 
+    def at_training_boundary(self, step: int, where: str, capture: Callable[[], Any]) -> None:
+        """The state of the run can be saved here, and the script may end."""
+        ...
+
+    def load_state(self) -> Any:
+        """The state from which this run continues; None if it begins."""
+        ...
+
+    def note_resumed(self) -> None:
+        """The script has come to where the state was saved."""
+        ...
+
 
 class Buffer(ABC):
     """One flat array per replica, in memory that the collective chose."""

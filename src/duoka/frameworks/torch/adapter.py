@@ -490,13 +490,20 @@ class TorchAdapter:
     def is_state_wanted(self) -> bool:
         return self.options.borders.is_state_wanted
 
+    def _resume_rehearsal(self) -> None:
+        rehearsal = self._collective.rehearsal
+        if rehearsal is not None and (state := rehearsal.load_state()) is not None:
+            self.restore(state)
+
     def walk_epochs(self, num_epochs: int) -> Iterator[int]:
+        self._resume_rehearsal()
         if self._rejoin.follow() or self._styles.is_function or self._training_loop.is_pending:
             return self._training_loop.epochs(num_epochs)
         epochs = self.epochs.walk(num_epochs)
         return epochs if self._styles.is_plain else self._training_loop.follow(epochs)
 
     def walk_steps(self, num_steps: int) -> Iterator[int]:
+        self._resume_rehearsal()
         self._rejoin.follow()
         self._styles.choose_function()
         return self._training_loop.steps(num_steps)
@@ -522,6 +529,8 @@ class TorchAdapter:
     def at_boundary(self) -> None:
         if self._styles.is_function:
             self._rejoin.allow()
+            if (rehearsal := self._collective.rehearsal) is not None and (position := self.boundary) is not None:
+                rehearsal.at_training_boundary(self._calls.number, position.describe(), self.capture)
             self.options.borders.at_border(self)
 
     def at_end(self) -> None:
@@ -533,6 +542,8 @@ class TorchAdapter:
         if lines and not is_again:
             self.tell_once(f"the run continues with the saved values: {'; '.join(lines)}")
         self._train_state.put(state, self.registered, is_again=is_again)
+        if (rehearsal := self._collective.rehearsal) is not None:
+            rehearsal.note_resumed()
 
     def tell(self, text: str) -> None:
         self.tell_once(text)

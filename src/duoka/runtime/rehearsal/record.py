@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class WorkerRecord:
     has_batchnorm: bool = False  # in training mode
     knows_layers: bool = False  # dropout and BatchNorm can be found and switched off
     killed: tuple[int, str] | None = None  # the step and the phase in which it killed itself
+    stopped: str = ""  # where its state was saved
 
     def write(self, directory: Path, state: Sequence[Array] = ()) -> None:
         if self.is_main:
@@ -98,6 +99,19 @@ class Record:
     def killed(self) -> tuple[int, int, str] | None:
         """The worker, the step and the phase, if one has killed itself."""
         return next(((each.worker, *each.killed) for each in self.others if each.killed is not None), None)
+
+
+def join_records(stopped: Record, resumed: Record) -> Record:
+    """What a run that was stopped and resumed has printed and returned, and its state at the end."""
+    before = {worker.worker: worker for worker in (stopped.main, *stopped.others)}
+
+    def join(after: WorkerRecord) -> WorkerRecord:
+        first = before.get(after.worker)
+        if first is None:
+            return after
+        return replace(after, lines=[*first.lines, *after.lines], calls=[*first.calls, *after.calls])
+
+    return Record(join(resumed.main), tuple(map(join, resumed.others)), resumed.tensors)
 
 
 def read_record(directory: Path) -> Record | None:

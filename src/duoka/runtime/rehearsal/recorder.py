@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
 
+from duoka.checkpoint.files import load_state, save_state
 from duoka.collectives.shm import SharedMemory
 from duoka.frameworks.exchange.checks import State
+from duoka.frameworks.saving import list_codecs
 from duoka.runtime.rehearsal.record import Line, WorkerRecord, flatten
 from duoka.runtime.rehearsal.settings import Rehearsal
 from duoka.runtime.script import is_users_file
@@ -85,6 +87,27 @@ class Recorder:
         if step >= self._settings.num_steps:
             self._write()
             raise SystemExit(0)  # as a script ends itself: `finally` blocks and exit handlers run
+
+    def at_training_boundary(self, step: int, where: str, capture: Callable[[], Any]) -> None:
+        """The state of the run can be saved here."""
+        settings = self._settings
+        if settings.stop is None or settings.resumes or step < settings.stop:
+            return
+        assert self._collective is not None
+        if self._collective.worker == self._collective.main:
+            save_state(settings.state, capture(), list_codecs())
+        self._record.stopped = where
+        self._write()
+        raise SystemExit(0)
+
+    def load_state(self) -> Any:
+        """The state from which this run continues; None if it begins."""
+        return load_state(self._settings.state, list_codecs()) if self._settings.resumes else None
+
+    def note_resumed(self) -> None:
+        """The script is where the run was stopped: what it has printed on its way was printed before."""
+        if self._printed is not None:
+            self._first_line = len(self._printed.lines)
 
     def note_returned(self, returned: Any) -> None:
         self._record.calls.append(flatten(returned))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from duoka.errors import DeadlineExceeded, RehearsalError, ScriptFailed
 from duoka.runtime.crew import count_workers
 from duoka.runtime.plan import Plan
 from duoka.runtime.rehearsal.compare import TOLERANCE, Comparison, Key, compare, count_noise, find_noise
-from duoka.runtime.rehearsal.record import Record
+from duoka.runtime.rehearsal.record import Record, join_records
 from duoka.runtime.rehearsal.recorder import BEFORE
 from duoka.runtime.rehearsal.runs import Run, Runs
 from duoka.runtime.rehearsal.settings import Death
 
-REPEATED, KILLED, ONE_WORKER, ONE_REPLICA = KINDS = ("repeated", "killed", "one-worker", "one-replica")
+KINDS = ("repeated", "killed", "resumed", "one-worker", "one-replica")
+REPEATED, KILLED, RESUMED, ONE_WORKER, ONE_REPLICA = KINDS
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Rehearsing:
         is_random = any(row.is_finding for row in rows)
         if KILLED in kinds:
             rows.append(self._kill(first, is_random))
+        if RESUMED in kinds:
+            rows.append(self._stop_and_resume(first, is_random))
         if ONE_WORKER in kinds:
             rows.append(self._use_one_worker(first, is_random))
         if ONE_REPLICA in kinds:
@@ -116,6 +120,26 @@ class Rehearsing:
             self._tell(f"worker {worker} was killed in step {step}, phase '{phase}'; --seed {self._seed} repeats this")
         return self._row(KILLED, title, ("undisturbed", title), first, run)
 
+    def _stop_and_resume(self, first: Record, is_random: bool) -> Row:
+        title = "stopped and resumed"
+        if is_random:
+            return Row(RESUMED, title, reason=_RANDOM)
+        chance = random.Random(self._seed)
+        stop = chance.randrange(1, first.main.num_steps) if first.main.num_steps > 1 else 1
+        before = self._run("stopped", self._workers, stop=stop)
+        if before.record is None:
+            return Row(RESUMED, title, failure=_describe_failure(before))
+        where = before.record.main.stopped
+        if not where:
+            return Row(RESUMED, title, reason="the script does not train in strategy.epochs or strategy.steps")
+        after = self._run("resumed", self._workers, stop=stop, resumes=True)
+        if after.record is None:
+            return Row(RESUMED, title, failure=_describe_failure(after))
+        sides = ("undisturbed", "resumed")
+        joined = join_records(before.record, after.record)
+        self._tell(f"the script was stopped {where}, and resumed; --seed {self._seed} repeats this")
+        return Row(RESUMED, title, sides, compare(first, joined, self._noise))
+
     def _use_one_worker(self, first: Record, is_random: bool) -> Row:
         title = f"{self._plan.num_replicas} replicas on 1 worker"
         if is_random:
@@ -159,9 +183,12 @@ class Rehearsing:
         death: Death | None = None,
         dropout: bool = True,
         batchnorm: bool = True,
+        stop: int | None = None,
+        resumes: bool = False,
     ) -> Run:
         name = "-".join(title.replace(",", "").lower().split())
-        run = self._runs.run(name, plan or self._plan, death=death, dropout=dropout, batchnorm=batchnorm)
+        layers: dict[str, Any] = {"dropout": dropout, "batchnorm": batchnorm}
+        run = self._runs.run(name, plan or self._plan, death=death, stop=stop, resumes=resumes, **layers)
         trained = "failed" if run.record is None else f"{run.record.main.num_steps} steps"
         self._tell(f"{title} ({workers}): {trained}, {run.finished.seconds:.1f} s")
         return run

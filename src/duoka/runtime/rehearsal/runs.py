@@ -65,11 +65,22 @@ class Runs:
         self._num_steps, self._timeout_s = num_steps, timeout_s
 
     def run(
-        self, name: str, plan: Plan, *, death: Death | None = None, dropout: bool = True, batchnorm: bool = True
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        death: Death | None = None,
+        dropout: bool = True,
+        batchnorm: bool = True,
+        stop: int | None = None,
+        resumes: bool = False,
     ) -> Run:
+        """`stop`: after so many steps, with a state that the next run `resumes`."""
         directory = self._directory / name
         directory.mkdir()
-        settings = Rehearsal(f"{self._title}/{name}", str(directory), self._num_steps, death, dropout, batchnorm)
+        title, state = f"{self._title}/{name}", str(self._directory / "stopped.state")
+        steps = self._num_steps
+        settings = Rehearsal(title, str(directory), steps, death, dropout, batchnorm, stop, state, resumes)
         plan = replace(plan, rehearsal=settings)
         words = [*self._command.interpreter, os.path.abspath(supervisor_program.__file__)]
         finished = run_program(

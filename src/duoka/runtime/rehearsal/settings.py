@@ -23,6 +23,9 @@ class Rehearsal:
     death: Death | None = None
     dropout: bool = True  # False: dropout layers are switched off
     batchnorm: bool = True  # False: BatchNorm layers use their running statistics
+    stop: int | None = None  # after this many steps, at a boundary: write the state to a file, and end
+    state: str = ""  # that file
+    resumes: bool = False  # from that file
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
