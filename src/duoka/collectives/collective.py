@@ -28,6 +28,11 @@ Op = Literal["sum", "mean"]
 class Rehearsal(Protocol):
     """Whoever records a rehearsed run; see `runtime/rehearsal/recorder.py`."""
 
+    @property
+    def checkpoint_directory(self) -> str:
+        """Where this run saves its checkpoints, whatever the script asks for."""
+        ...
+
     def at_boundary(self, step: int, get_state: Callable[[], Any]) -> None:
         """All steps before this one are complete. It may end the script."""
         ...

@@ -46,12 +46,8 @@ class Saving:
         """
         if self._checkpoints is not None:
             raise CheckpointError("This run has a directory of checkpoints already.", do="call checkpoint once.")
-        if self._session.collective.rehearsal is not None:
-            raise CheckpointError(
-                "duoka rehearse cannot run a script that calls strategy.checkpoint.",
-                why="each rehearsed run would resume from the checkpoints of the run before it.",
-                do="leave strategy.checkpoint out for the rehearsal, for example behind an argument of the script.",
-            )
+        if (rehearsal := self._session.collective.rehearsal) is not None:
+            directory = rehearsal.checkpoint_directory  # a run must not resume from the run before it
         self.also(**(also or {}))
         rhythm = Rhythm(every_steps, every_s)
         store = Store(directory, keep, self._session.say)

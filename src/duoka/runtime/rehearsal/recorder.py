@@ -72,6 +72,10 @@ class Recorder:
         collective.rehearsal = self
         collective.moment = self._see_phase
 
+    @property
+    def checkpoint_directory(self) -> str:
+        return str(Path(self._settings.directory) / "checkpoints")
+
     # Called by the frameworks.
 
     def at_boundary(self, step: int, get_state: Callable[[], State]) -> None:
