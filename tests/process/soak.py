@@ -4,6 +4,7 @@ python -m tests.process.soak 10              ten minutes, and at least 50 storie
                                              that come back, and 2 of a PyTorch script in which they do
 python -m tests.process.soak 10 --from 4000  seeds from 4000 on
 python -m tests.process.soak --replay torch 4017
+python -m tests.process.soak --kills 200     function-style runs until 200 workers were killed, in all phases
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def check(kind: str, seed: int) -> None:
         from tests.process import torch_chaos
 
         torch_chaos.check(torch_chaos.write_story(seed))
+    elif kind == "function":
+        from tests.process import function_chaos
+
+        with tempfile.TemporaryDirectory() as directory:
+            function_chaos.check(seed, Path(directory))
     elif kind == "joining":
         from tests.process import test_joining as joining
 
@@ -87,17 +93,44 @@ def soak(minutes: float, first: int) -> int:
     return len(failed)
 
 
+def soak_functions(num_kills: int, first: int, most_runs: int = 40) -> int:
+    """Kill workers of function-style runs. Returns how many runs have failed."""
+    from tests.process import function_chaos
+
+    hits: Counter[str] = Counter()
+    num_joined, failed = 0, []
+    for seed in range(first, first + most_runs):
+        if sum(hits.values()) >= num_kills:
+            break
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                told = function_chaos.check(seed, Path(directory))
+            hits += told.hits
+            num_joined += told.num_joined
+        except Exception:
+            failed.append(replay("function", seed))
+            print(f"{failed[-1]}\n{traceback.format_exc()}", flush=True)
+    for phase in function_chaos.PHASES:
+        print(f"{phase:>22}: {hits[phase]} kills")
+    num_runs = seed - first + 1
+    print(f"{sum(hits.values())} kills in {num_runs} runs, {num_joined} replacements joined; failed: {len(failed)}")
+    return len(failed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("minutes", nargs="?", type=float, default=10)
     parser.add_argument("--from", dest="seed", type=int, default=int(time.time()) % 10**6 * 1000)
     parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
+    parser.add_argument("--kills", type=int, help="of workers of function-style runs, in place of minutes")
     given = parser.parse_args()
     if given.replay:
         check(given.replay[0], int(given.replay[1]))
         print("this story ends well")
         return
     print(f"seeds from {given.seed} on", flush=True)
+    if given.kills:
+        sys.exit(bool(soak_functions(given.kills, given.seed)))
     sys.exit(bool(soak(given.minutes, given.seed)))
 
 

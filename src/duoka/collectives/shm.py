@@ -16,7 +16,7 @@ from duoka.collectives.arena import Arena
 from duoka.collectives.arrays import Array, as_array, check_alike, check_out, check_weights, deliver, sum_dtype
 from duoka.collectives.board import BEFORE_LINE, Work
 from duoka.collectives.buffers import SharedBuffer
-from duoka.collectives.caller import find_line
+from duoka.collectives.caller import STEP, find_line
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
 from duoka.collectives.dealing import Dealing
 from duoka.collectives.decision import Decision, Regrouped
@@ -109,7 +109,7 @@ class SharedMemory(Collective):
                 raise self._open_error()
         self._number += 1
         joining, call = self.joining, description.encode()
-        if line := find_line(description):
+        if not description.startswith(STEP) and (line := find_line(description)):
             call += BEFORE_LINE + line.encode()
         if joining is None:
             self.meeting.begin(self._number, call)

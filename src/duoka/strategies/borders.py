@@ -26,6 +26,8 @@ class Borders:
         self._at_end: list[Guest] = []
         self._when_wanted: list[WeakMethod[Callable[[], None]]] = []
         self.also = Also()
+        # Whether there are checkpoints: then everybody has to know where the script is in its data.
+        self.is_state_wanted = False
 
     def add(
         self,
@@ -44,6 +46,7 @@ class Borders:
             if guest is not None:
                 guests.append(guest)
         if start is not None:
+            self.is_state_wanted = True
             for listener in self._when_wanted:
                 if (tell := listener()) is not None:
                     tell()
@@ -51,11 +54,6 @@ class Borders:
     def when_state_is_wanted(self, tell: Callable[[], None]) -> None:
         """For whoever takes part in nothing before there are checkpoints: a method; its object is not kept."""
         self._when_wanted.append(WeakMethod(tell))
-
-    @property
-    def is_state_wanted(self) -> bool:
-        """Whether there are checkpoints: then everybody has to know where the script is in its data."""
-        return bool(self._at_start)
 
     def at_start(self, training: Restorable) -> None:
         """The script is about to enter a loop, over epochs or over batches; `restore` may still be called."""

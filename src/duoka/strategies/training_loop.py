@@ -238,8 +238,6 @@ class TrainingLoop:
 
     def before_draw(self, loader_pass: LoaderPass) -> bool:
         """A pass over a loader is about to draw its next batch. Returns False if the saved run had ended this loop."""
-        if self._training.is_state_wanted:
-            self._check_training(loader_pass)
         if self._kind != EPOCHS or not self.is_inside or self._is_leader_over:
             return True
         if self._leader is None:
@@ -275,7 +273,10 @@ class TrainingLoop:
                 do="write `for epoch in strategy.epochs(n):`, or `for step in strategy.steps(n):` around the training.",
             )
 
-    def _check_training(self, loader_pass: LoaderPass) -> None:
+    def check_pass(self, loader_pass: LoaderPass) -> None:
+        """Raise where a pass begins that could not be resumed."""
+        if not self._training.is_state_wanted:
+            return
         self.check_inside()
         if loader_pass.loader_number < 0:
             raise CheckpointError(

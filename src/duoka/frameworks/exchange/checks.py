@@ -57,7 +57,8 @@ class Checks:
 
     def at_border(self, step: int, get_state: Callable[[], State]) -> None:
         """Everything of the steps before is done, on all workers, and nothing of this one has begun."""
-        self._rehearse(step, get_state)
+        if self._collective.rehearsal is not None:
+            self._rehearse(step, get_state)
         if self._every and step % self._every == 0:
             self._look(step, get_state)
 

@@ -683,9 +683,10 @@ class TorchAdapter:
     def backward(self, function: Any, args: Sequence[Any], scaler: Any, check: bool) -> Any:
         self._styles.choose_function()
         if not self._training_loop.is_inside:
-            if self.is_state_wanted:
+            if self.options.borders.is_state_wanted:
                 self._training_loop.check_inside()
-            self._rejoin.refuse(OUTSIDE)
+            if self._rejoin.is_possible:
+                self._rejoin.refuse(OUTSIDE)
         try:
             return self._calls.backward(function, args, scaler, self._describe_rates(), check=check)
         except MismatchError as error:

@@ -97,6 +97,10 @@ class Batch:
         )
 
 
+def _nothing() -> None:
+    return None
+
+
 def _gone(_: Any) -> Any:
     raise AssertionError("this batch has ended")
 
@@ -119,7 +123,7 @@ class Batches:
         self.device, self.tell, self.loop = device, tell, loop
         self._begin = begin
         self.epoch = -1  # passes begun before the last one
-        self._last_pass: weakref.ref[LoaderPass] | None = None
+        self.last_pass: Callable[[], LoaderPass | None] = _nothing  # a weak reference: None if it was dropped
         self.last_batch: Batch | None = None
         self._saved: dict[str, Any] | None = None  # a pass of the saved run that is to be continued
         self._is_claimed = False  # by a pass that was made on the way to where the run was saved
@@ -133,21 +137,15 @@ class Batches:
         self._check_batch_size()
         self._begin()
         made = LoaderPass(self)
-        self._last_pass = weakref.ref(made)
+        self.last_pass = weakref.ref(made)
         return made
-
-    @property
-    def last_pass(self) -> LoaderPass | None:
-        """None if the script has dropped its iterator."""
-        return None if self._last_pass is None else self._last_pass()
 
     def capture(self) -> dict[str, Any]:
         """Where the script is in this loader, and the states of the loader's own generators."""
-        last = self.last_pass
-        is_open = last is not None and last.is_open
+        last = self.last_pass()
         return {
             "epoch": self.epoch,
-            "open": last.capture() if last is not None and is_open else None,
+            "open": last.capture() if last is not None and last.is_open else None,
             "generators": self.generators.capture(),
         }
 
@@ -214,12 +212,13 @@ class LoaderPass(Iterator[Batch]):
         if self._source is None:
             self._open()
             assert self._source is not None
-        if batches.last_pass is not self:
+        if batches.last_pass() is not self:
             raise MismatchError(
                 "Two iterators over the same strategy.batches were drawn from in turns.",
                 do="prepare a loader for each of them.",
             )
         if not self._num_drawn:
+            batches.loop.check_pass(self)
             self._at_first = self._capture_generators()
         batch = next(self._source, None)
         if batch is None:

@@ -209,7 +209,7 @@ class _Attempt:
     ) -> None:
         self._calls, self._function, self._inputs, self._scaler = calls, function, inputs, scaler
         self._collective, self._trained, self._device = calls.collective, calls.trained, calls.device
-        self._number, self._num_replicas = calls.number, calls.collective.num_replicas
+        self._number, self._num_replicas, self._seed = calls.number, calls.collective.num_replicas, calls.seed.number
         self.num_groups = num_groups
         self._is_checked = is_checked  # the function is, before it runs for replica 0
         self._is_looked_at = is_checked or is_whole  # parameters are, in this call
@@ -255,9 +255,10 @@ class _Attempt:
             if base is not None:
                 parameter.grad = None
         self._exchange = self._collective.exchange([*buffers, *self._statistic_buffers], name)
-        self._exchange.common_part = read_digests
-        if self._collective.has_newcomer:
-            self._exchange.try_newcomer()
+        if self._collective.joining is not None:
+            self._exchange.common_part = read_digests
+            if self._collective.has_newcomer:
+                self._exchange.try_newcomer()
         self._exchange.carry_out(self._place)
         try:
             if self._error is not None:
@@ -328,7 +329,7 @@ class _Attempt:
         """Run the function on a replica's samples, from the state before the call."""
         if self._statistics.has_any:
             self._restore_buffers()
-        seed_all(derive("call", self._calls.seed.number, self._number, replica))
+        seed_all(derive("call", self._seed, self._number, replica))
         data = self._inputs.cut(replica)
         versions = read_versions(data)
         returned = self._run_watched(replica, data, num_rows)

@@ -27,6 +27,7 @@ class Rejoin:
     def __init__(self, joining: Joining | None) -> None:
         self._joining = joining
         self._has_begun = self._has_allowed = False
+        self.is_possible = joining is not None  # as far as is known
 
     @property
     def is_arriving(self) -> bool:
@@ -61,6 +62,7 @@ class Rejoin:
     def refuse(self, reason: str) -> None:
         """This script cannot be joined. Logged when a worker is lost."""
         if self._joining is not None and not self._joining.is_newcomer:
+            self.is_possible = False
             self._joining.refuse(reason)
 
     def await_state(self) -> dict[str, Any]:
