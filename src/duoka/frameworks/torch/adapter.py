@@ -98,7 +98,7 @@ class TorchAdapter:
             self._contributions,
             self._describe_rates,
         )
-        self._rejoin = Rejoin(collective.joining)
+        self._rejoin = Rejoin(collective.joining, is_only_strategy=not self.gradients.ordinal)
         self._styles = Styles(collective, self._rejoin.begin, self.tell_once, is_synced=self.options.sync_batchnorm)
         self._base_seed = BaseSeed()
         self._calls = Calls(

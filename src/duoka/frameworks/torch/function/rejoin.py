@@ -24,8 +24,8 @@ OUTSIDE = "it trains outside of strategy.epochs and strategy.steps"
 class Rejoin:
     """One worker's part in it: a member that lets others join, or the replacement."""
 
-    def __init__(self, joining: Joining | None) -> None:
-        self._joining = joining
+    def __init__(self, joining: Joining | None, *, is_only_strategy: bool) -> None:
+        self._joining, self._is_only_strategy = joining, is_only_strategy
         self._has_begun = self._has_allowed = False
         self.is_possible = joining is not None  # as far as is known
 
@@ -39,6 +39,9 @@ class Rejoin:
         joining = self._joining
         if joining is not None and not joining.is_newcomer and not self._has_begun:
             self._has_begun = True
+            if not self._is_only_strategy:
+                self.refuse("it trains with more than one strategy, and the state of one is not that of all")
+                return
             joining.mark(_MARK, {})
             joining.pause()
 
@@ -55,7 +58,7 @@ class Rejoin:
 
     def allow(self) -> None:
         """A member is at a boundary: its state can be had."""
-        if self._joining is not None and not self._has_allowed:
+        if self._joining is not None and self.is_possible and not self._has_allowed:
             self._has_allowed = True
             self._joining.allow()
 
