@@ -7,7 +7,6 @@ duoka run --devices 2 examples/cifar10_cnn/after.py --data cifar-10-batches-bin 
 
 import argparse
 import time
-from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -23,7 +22,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
 parser.add_argument("--decay-epochs", type=int, default=2, help="halve the learning rate after this many epochs")
-parser.add_argument("--checkpoints", type=Path, help="a directory for one checkpoint per epoch")
+parser.add_argument("--checkpoints", help="a directory: a run that is started again continues from there")
 options = parser.parse_args()
 
 strategy = duoka.Mirrored()
@@ -37,14 +36,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, options.decay_epochs * len(train_loader), gamma=0.5)
 model, optimizer, scheduler, train_loader = strategy.prepare(model, optimizer, scheduler, train_loader)
 
-first_epoch = 0
-if options.checkpoints and (newest := max(options.checkpoints.glob("epoch-????"), default=None)):
-    saved = strategy.load(newest)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    scheduler.load_state_dict(saved["scheduler"])
-    first_epoch = saved["epochs"]
-    strategy.print(f"resuming from {newest}")
+if options.checkpoints:
+    strategy.checkpoint(options.checkpoints, every_steps=len(train_loader))
 
 
 def loss_of(images, labels):
@@ -58,20 +51,17 @@ def measure(images, labels):
     return {"loss": (loss, len(labels)), "accuracy": ((scores.argmax(1) == labels).sum(), len(labels))}
 
 
-for epoch in range(first_epoch, options.epochs):
+for epoch in strategy.epochs(options.epochs):
     begin = time.perf_counter()
-    for step, batch in enumerate(strategy.batches(train_loader)):
+    for batch in strategy.batches(train_loader):
         optimizer.zero_grad()
         strategy.backward(loss_of, batch)
         optimizer.step()
         scheduler.step()
+        step = batch.index
         if step % 10 == 9:
             speed = f"{10 * options.batch_size / (time.perf_counter() - begin):.0f} images/s"
             strategy.print(f"epoch {epoch}  step {step + 1}  learning rate {scheduler.get_last_lr()[0]:.4f}  {speed}")
             begin = time.perf_counter()
     means = strategy.evaluate(measure, test_loader)
     strategy.print(f"epoch {epoch}  loss {means['loss']:.4f}  accuracy {means['accuracy']:.2%}")
-    if options.checkpoints:
-        options.checkpoints.mkdir(parents=True, exist_ok=True)
-        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-        strategy.save(options.checkpoints / f"epoch-{epoch + 1:04}", saved | {"epochs": epoch + 1})

@@ -20,6 +20,7 @@ from model import make_model
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--dropout", type=float, default=0.25)
+parser.add_argument("--checkpoints", help="a directory: a run that is started again continues from there")
 parser.add_argument("--weights", help="write the trained weights to this safetensors file")
 options = parser.parse_args()
 
@@ -32,6 +33,8 @@ train_set, test_set = load_sets()
 train_loader = DataLoader(train_set, batch_size=64, shuffle=True)
 test_loader = DataLoader(test_set, batch_size=100)
 model, optimizer, train_loader = strategy.prepare(model, optimizer, train_loader)
+if options.checkpoints:
+    strategy.checkpoint(options.checkpoints, every_steps=10)
 
 
 def loss_of(images, labels):

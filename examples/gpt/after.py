@@ -2,7 +2,7 @@
 
 python examples/gpt/after.py                   all GPUs, or one CPU worker
 duoka run --devices 2 examples/gpt/after.py    2 GPUs, or 2 virtual CPU devices
-duoka run --devices 2 examples/gpt/after.py --text novel.txt --steps 1000 --width 128
+duoka run --devices 2 examples/gpt/after.py --text novel.txt --steps 1000 --width 128 --checkpoints saved
 
 There is no DataLoader. `get_batch` draws the same global batch on every worker, from a generator with a fixed seed.
 `strategy.backward` cuts the batch by sequences: each replica computes its share.
@@ -25,6 +25,7 @@ parser.add_argument("--context", type=int, default=64, help="characters per sequ
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--dropout", type=float, default=0.0)
+parser.add_argument("--checkpoints", help="a directory: a run that is started again continues from there")
 options = parser.parse_args()
 
 strategy = duoka.Mirrored()
@@ -35,6 +36,9 @@ model = GPT(len(text.characters), options.context, options.width, 4, options.lay
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 model, optimizer = strategy.prepare(model, optimizer)
 generator = torch.Generator().manual_seed(0)
+strategy.register(generator=generator)  # a resumed run draws the batches that follow
+if options.checkpoints:
+    strategy.checkpoint(options.checkpoints, every_steps=100)
 
 
 def get_batch():
@@ -48,14 +52,14 @@ def loss_of(tokens, targets):
     return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
-for step in range(1, options.steps + 1):
+for step in strategy.steps(options.steps):
     tokens, targets = get_batch()
     optimizer.zero_grad()
     loss = strategy.backward(loss_of, tokens, targets)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    if step % 20 == 0:
-        strategy.print(f"step {step}  loss {loss.item():.6f}")
+    if step % 20 == 19:
+        strategy.print(f"step {step + 1}  loss {loss.item():.6f}")
 
 model.eval()
 first_word = text.encode(text.text.split()[0])
