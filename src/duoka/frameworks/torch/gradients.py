@@ -25,7 +25,8 @@ from duoka.frameworks.torch.note import Note, Notes, tell_story
 from duoka.frameworks.torch.outside import Outside
 from duoka.frameworks.torch.rounds import Round
 from duoka.frameworks.torch.sparse import as_sparse, write_sparse
-from duoka.frameworks.torch.statistics import Statistics, as_bytes
+from duoka.frameworks.torch.statistics import Statistics
+from duoka.frameworks.torch.tensors import as_bytes
 
 
 class Gradients:

@@ -14,7 +14,7 @@ from duoka.frameworks.torch.loop import Loop
 from duoka.frameworks.torch.note import Note, Notes, tell_story
 from duoka.frameworks.torch.rounds import Round
 from duoka.frameworks.torch.sparse import write_sparse
-from duoka.frameworks.torch.statistics import as_bytes
+from duoka.frameworks.torch.tensors import as_bytes
 
 
 class Outside:

@@ -9,6 +9,7 @@ import torch
 
 from duoka.checkpoint.storage import TYPE_NAMES, StoredTensor
 from duoka.errors import CheckpointError
+from duoka.frameworks.torch.tensors import as_bytes
 
 _OF_NUMPY = {getattr(torch, ours): theirs for ours, theirs in TYPE_NAMES.items()}
 _NAMES = _OF_NUMPY | {torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
@@ -57,7 +58,7 @@ def _read_bytes(tensor: torch.Tensor) -> Any:
     if not tensor.numel():
         return b""
     plain = tensor.resolve_neg().cpu().contiguous()
-    return plain.numpy() if tensor.dtype in _OF_NUMPY else plain.reshape(-1).view(torch.uint8).numpy()
+    return plain.numpy() if tensor.dtype in _OF_NUMPY else as_bytes(plain).numpy()
 
 
 def _refuse_special(tensor: torch.Tensor, place: str) -> None:

@@ -10,6 +10,7 @@ from duoka.collectives.collective import Collective
 from duoka.collectives.joining import unrecorded
 from duoka.errors import MismatchError
 from duoka.frameworks.start import agree_on_values
+from duoka.frameworks.torch.tensors import as_bytes
 
 
 def check_devices(model: nn.Module, device: torch.device) -> None:
@@ -48,4 +49,4 @@ def _agree(model: nn.Module, collective: Collective) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Array:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return as_bytes(tensor).cpu().numpy()

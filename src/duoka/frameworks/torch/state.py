@@ -11,6 +11,7 @@ from torch import nn
 
 from duoka.collectives.arrays import Array
 from duoka.frameworks.torch.layers import Layers
+from duoka.frameworks.torch.tensors import as_bytes
 
 
 class _Place(NamedTuple):
@@ -58,8 +59,7 @@ class TorchState:
         value = self._places[place].value
         if not isinstance(value, torch.Tensor):
             return np.array([value], np.int64 if isinstance(value, int) else np.float64).view(np.uint8)
-        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        array: Array = flat.view(torch.uint8).numpy()
+        array: Array = as_bytes(value).cpu().numpy()
         return array
 
     def write(self, place: int, data: Array) -> None:

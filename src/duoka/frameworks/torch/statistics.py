@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from duoka.errors import MismatchError
+from duoka.frameworks.torch.tensors import as_bytes
 
 # Layers whose running statistics are means over rows, so that their weighted mean makes sense.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase,)
@@ -225,10 +226,6 @@ def _digest(places: Sequence[Place]) -> int:
         step = 1 + data.numel() // _LARGEST_DIGEST_BYTES
         digest = zlib.crc32((data if step == 1 else data[::step].contiguous()).cpu().numpy(), digest)
     return digest
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _modules(models: Iterable[nn.Module]) -> Iterable[nn.Module]:

@@ -14,6 +14,19 @@ _SHARED |= {torch.float16, torch.float32, torch.float64, torch.complex64, torch.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in one dimension, on its device: its own memory where that is possible.
+
+    >>> as_bytes(torch.ones(4, 9, dtype=torch.uint8)[:1, 8])
+    tensor([1], dtype=torch.uint8)
+    """
+    plain = tensor.detach().contiguous()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    # Not view(-1): one row keeps its stride in it, as in t[:1, 8], and PyTorch refuses to show its bytes.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
 class Tensors:
     """Reads and makes tensors for a strategy, which knows arrays only."""
 

@@ -16,6 +16,7 @@ import torch
 
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.nested import like
+from duoka.frameworks.torch.tensors import as_bytes
 
 _PASSED = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _WORDS = 1024  # of a tensor that are compared between workers at every call
@@ -114,12 +115,10 @@ def _refuse_graph(part: Any, name: str) -> None:
 def _digest(part: Any, digest: int, is_whole: bool) -> int:
     if isinstance(part, np.ndarray):
         return _digest_array(part, digest, is_whole)
-    flat = part.detach().reshape(-1)
+    flat = part.reshape(-1)
     if not is_whole and len(flat) > _WORDS:
         flat = flat[:: len(flat) // _WORDS]
-    if flat.is_cuda:
-        flat = flat.cpu()
-    return zlib.crc32(flat.contiguous().view(torch.uint8).numpy(), digest)
+    return zlib.crc32(as_bytes(flat).cpu().numpy(), digest)
 
 
 def _digest_array(part: np.ndarray, digest: int, is_whole: bool) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from duoka.errors import MismatchError
+from duoka.frameworks.torch.tensors import as_bytes
 
 ALONE = ""  # the name of a metric that was returned without one
 _DO_METRICS = (
@@ -196,7 +197,7 @@ class Measured:
             if isinstance(metric, Rows):
                 kinds.append(_kind_of_rows(name, metric.tensor, num_samples))
                 # A copy: the script, or the next replica, may change what it came from.
-                rows.append(metric.tensor.detach().cpu().contiguous().clone().view(-1).view(torch.uint8).numpy())
+                rows.append(as_bytes(metric.tensor).to("cpu", copy=True).numpy())
                 continue
             sums, counts = _read_pair(name, metric, num_samples)
             kinds.append(Kind(name, sums.shape, counts.shape))

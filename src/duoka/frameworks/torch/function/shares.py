@@ -26,6 +26,7 @@ from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.randomness import keeping_generators, seed_all
+from duoka.frameworks.torch.tensors import as_bytes
 
 OWN_GENERATOR = -1  # in the place of a digest: the same sample, loaded twice under one seed, differs
 
@@ -105,7 +106,7 @@ class Failed:
 def digest_sample(sample: Any, digest: int) -> int:
     """Objects of unknown kinds count for nothing: their text may hold an address."""
     if isinstance(sample, torch.Tensor) and sample.layout is torch.strided:
-        return zlib.crc32(sample.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), digest)
+        return zlib.crc32(as_bytes(sample).cpu().numpy(), digest)
     if isinstance(sample, np.ndarray) and sample.dtype != object:
         return zlib.crc32(np.ascontiguousarray(sample).tobytes(), digest)
     if isinstance(sample, tuple | list):
