@@ -5,8 +5,11 @@ What a scenario returns must be the same on every worker, and for every number o
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -442,8 +445,7 @@ def flags_are_put_back(strategy):
     model[1].eval()  # frozen by hand, in a model that trains
     before = [module.training for module in model.modules()]
     loader = DataLoader(make_data(), batch_size=8)
-    modes = []
-    strategy.evaluate(lambda batch: (modes.append(any(m.training for m in model.modules())) or 1, 1), loader)
+    trains = strategy.evaluate(lambda batch: (any(m.training for m in model.modules()), 1), loader)
     after = [module.training for module in model.modules()]
 
     def fail(batch):
@@ -454,7 +456,7 @@ def flags_are_put_back(strategy):
             strategy.evaluate(fail, DataLoader(make_data(12), batch_size=12))
         except (KeyError, ReplicaFailed) as error:
             assert "in the function" in str(error)
-    return [before == after == [module.training for module in model.modules()], any(modes), torch.is_grad_enabled()]
+    return [before == after == [module.training for module in model.modules()], trains > 0, torch.is_grad_enabled()]
 
 
 WRONG = {
@@ -469,9 +471,70 @@ WRONG = {
     "a sum of shape (3,) and a count of shape (2,)": lambda batch: (torch.ones(3), torch.ones(2)),
     "a count of -1": lambda batch: (1, -1),
     "a count of nan": lambda batch: (1, float("nan")),
+    "return strategy.rows(t)": lambda batch: (batch[0].argmax(1), batch[1]),
     "returned different": lambda batch: (torch.ones(len(batch[1]), len(batch[1])), 1),
     "cannot split a list": None,
 }
+
+
+def changing_functions(strategy):
+    """For each part of a message: an evaluation function that changes something, or a module that it changes."""
+    average = make_model(batch_norm=True)
+    predictions, log, meter = [], {"seen": 0}, SimpleNamespace(total=0.0, last=None)
+
+    def append(batch):
+        predictions.append(batch[1])
+        return 1, 1
+
+    def count(batch):
+        log["seen"] += len(batch[1])
+        return 1, 1
+
+    def add(batch):
+        meter.total += float(batch[1].sum())
+        return 1, 1
+
+    def keep(batch):
+        meter.last = batch[1].float().mean()
+        return 1, 1
+
+    return {
+        "changes predictions": append,
+        "changes log['seen']": count,
+        "changes meter.total": add,
+        "changes meter.last": keep,
+        "call eval(), or prepare it": lambda batch: (average(batch[0]).sum(), 1),
+    }
+
+
+@scenario
+def functions_that_change_something(strategy):
+    """An error on every worker, and what comes afterwards still works."""
+    found = {}
+    for expected, function in changing_functions(strategy).items():
+        try:
+            strategy.evaluate(function, DataLoader(make_data(), batch_size=8))
+        except (MismatchError, ReplicaFailed) as error:
+            found[expected] = expected in str(error) or str(error)
+    cache = SimpleNamespace(mask=None)
+
+    def with_cache(batch):
+        if cache.mask is None:
+            cache.mask = torch.ones(4)
+        return cache.mask.sum(), 4
+
+    return found | {"a cache": strategy.evaluate(with_cache, DataLoader(make_data(), batch_size=8))}
+
+
+@scenario
+def an_average_in_training_mode(strategy):
+    told = io.StringIO()
+    average = make_model(dropout=0.5)
+    with contextlib.redirect_stderr(told):
+        strategy.evaluate(lambda batch: (average(batch[0]).sum(), 1), DataLoader(make_data(), batch_size=8))
+        average.eval()
+        strategy.evaluate(lambda batch: (average(batch[0]).sum(), 2), DataLoader(make_data(), batch_size=8))
+    return [line.count("average is in training mode") for line in told.getvalue().splitlines()] or [1]
 
 
 @scenario

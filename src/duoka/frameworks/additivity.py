@@ -7,11 +7,14 @@ other numbers than one device. The probe knows nothing of a framework.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MOST_SAMPLES, FEWEST_SAMPLES = 8, 4
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 3e-2, "bfloat16": 3e-2}
+ROUNDING = {"float64": 1e-13, "float32": 4e-6, "float16": 2e-2, "bfloat16": 2e-2}  # of the largest term of a loss
+NUM_ROUNDS, NUM_SEEDS, MOST_SPREADS = 3, 6, 5  # for losses that draw random numbers: one round may err by chance
 
 
 Terms = tuple[float, float, tuple[tuple[float, float], ...]]  # means over samples, sums, and (value, count) of others
@@ -29,6 +32,32 @@ class Finding:
             return math.inf
         largest = max(abs(self.together), abs(self.combined))
         return abs(self.together - self.combined) / largest if largest else 0.0
+
+    def is_beyond_rounding(self, dtype: str, size: float) -> bool:
+        """Whether rounding cannot explain the difference, in a loss that is made of numbers of this size.
+
+        A loss near zero may be the difference of large terms, or have fallen from where it began.
+
+        >>> Finding(1e-6, 1.1e-6).is_beyond_rounding("float32", size=2.0)
+        False
+        """
+        if self.difference <= TOLERANCES[dtype]:
+            return False
+        return not abs(self.together - self.combined) <= ROUNDING[dtype] * size
+
+
+def is_beyond_chance(findings: Sequence[Finding]) -> bool:
+    """Whether losses that draw random numbers differ by more than their draws explain. One finding for each seed.
+
+    >>> is_beyond_chance([Finding(8.1, 4.2), Finding(7.9, 4.3), Finding(8.0, 4.1)])
+    True
+    >>> is_beyond_chance([Finding(1.1, 1.0), Finding(0.9, 1.2), Finding(1.0, 0.9)])
+    False
+    """
+    together, combined = [each.together for each in findings], [each.combined for each in findings]
+    # Both: of a few numbers, one spread may be small by chance.
+    spread = max(statistics.stdev(together), statistics.stdev(combined))
+    return abs(statistics.fmean(together) - statistics.fmean(combined)) > MOST_SPREADS * spread
 
 
 def split(num_samples: int) -> tuple[int, int]:

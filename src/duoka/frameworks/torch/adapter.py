@@ -119,7 +119,14 @@ class TorchAdapter:
             self._parts, self._calls.trained, self._calls, self._loaders, self._training_loop
         )
         self._evaluator = Evaluator(
-            collective, self._models, device, self._base_seed, self.tell_once, self._calls.inside, self._loaders
+            collective,
+            self._models,
+            device,
+            self._base_seed,
+            self.tell_once,
+            self._calls.inside,
+            self._loaders,
+            lambda: self._calls.trained.known,
         )
         self._newcomers = Newcomers(collective.joining, self)
         self._course = Course(

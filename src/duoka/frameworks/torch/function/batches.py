@@ -64,16 +64,18 @@ class Batch:
         """A replica's samples, on the device."""
         if replica not in self._moved:
             value = self._load(replica)
-            if type(value) in (tuple, list):  # one Python call for tensors side by side: this happens in every step
-                move = self._move
-                value = [move(v) if isinstance(v, torch.Tensor) else map_tensors(v, move) for v in value]
+            if type(value) in (tuple, list):  # no Python call for tensors side by side: this happens in every step
+                move, parts = self._move, value
+                value = []
+                for part in parts:
+                    value.append(move(part) if isinstance(part, torch.Tensor) else map_tensors(part, move))
             else:
                 value = map_tensors(value, self._move)
             self._moved[replica] = value
         return self._moved[replica]
 
     def load_cuts(self, cuts: Cuts) -> dict[int, Any]:
-        """These parts of the first samples of the batch, each by itself: for the check of a function's first call."""
+        """These parts of the batch, each by itself: for the check of a function."""
         return {number: map_tensors(part, self._move) for number, part in self._load_cuts(cuts).items()}
 
     def check_current(self) -> None:
@@ -340,7 +342,7 @@ class _Cut:
 
 def _count(parts: Any, num_replicas: int) -> int:
     if num_replicas == 1:
-        return _count_loosely(parts)
+        return count_loosely(parts)
     if (count := arguments.count_samples(parts)) is None:
         raise MismatchError(
             "A batch of the loader has nothing that could be cut by samples.",
@@ -349,7 +351,7 @@ def _count(parts: Any, num_replicas: int) -> int:
     return count
 
 
-def _count_loosely(parts: Any) -> int:
+def count_loosely(parts: Any) -> int:
     """With one replica nothing is cut: the length of the first tensor, for metrics that are means over samples."""
     try:
         return arguments.count_samples(parts) or 1

@@ -6,52 +6,35 @@ generators. So a replica can be computed again on another worker, and an error l
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
-import numpy as np
 import torch
 
-from duoka.collectives.collective import Buffer, Collective, Exchange
-from duoka.data.seeds import derive
-from duoka.data.shares import share
+from duoka.collectives.collective import Collective
 from duoka.errors import CheckpointError, MismatchError
-from duoka.frameworks.additivity import FEWEST_SAMPLES, split
 from duoka.frameworks.exchange.checks import Checks
+from duoka.frameworks.torch.function.attempt import Attempt, Check, add, backward
 from duoka.frameworks.torch.function.differences import title_call
-from duoka.frameworks.torch.function.extras import describe_error, exchange_metrics, fits_into_note
-from duoka.frameworks.torch.function.first_call import check_function, check_models
-from duoka.frameworks.torch.function.in_place import (
-    read_parameter_versions,
-    read_versions,
-    refuse_changed_arguments,
-    refuse_changed_parameters,
-)
+from duoka.frameworks.torch.function.first_call import check_models
+from duoka.frameworks.torch.function.identity import Seen, fingerprint
 from duoka.frameworks.torch.function.inputs import Inputs
-from duoka.frameworks.torch.function.note import Digests, Note, Notes, read_digests
-from duoka.frameworks.torch.function.returned import (
-    NO_METRICS,
-    Measured,
-    Returned,
-    Rows,
-    combine,
-    decode,
-    encode,
-    read,
-    weigh,
-)
+from duoka.frameworks.torch.function.note import Digests
+from duoka.frameworks.torch.function.returned import Measured, Returned, Rows, combine, read, weigh
 from duoka.frameworks.torch.function.seed import BaseSeed
 from duoka.frameworks.torch.function.trained import Trained
-from duoka.frameworks.torch.function.unprepared import refuse_unprepared
 from duoka.frameworks.torch.generators import digest_generators
-from duoka.frameworks.torch.randomness import keeping_generators, seed_all, seeded
+from duoka.frameworks.torch.randomness import keeping_generators
 from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.single_samples import SingleSamples
 
 Function = Callable[..., Any]
 _FIRST_CALLS, _EVERY = 3, 100  # in these calls, and in every hundredth, global tensors and graphs are looked at whole
+_LATER_CHECKS = (2, 3, 10)  # calls of a function in which its loss is checked again, and every hundredth
+_MOST_OBJECTS = 5  # of one name that are checked when they are new: a loop may make a lambda in each iteration
 
 
 class Calls:
@@ -72,7 +55,7 @@ class Calls:
         self.number = 0  # of calls begun
         self.is_inside = False  # a function is under way
         self._num_groups: dict[str, int] = {}  # of loss terms, by function
-        self._checked: set[str] = set()  # functions
+        self._seen: dict[str, Seen] = {}  # functions, by their names
 
     # The state of a run.
 
@@ -81,7 +64,7 @@ class Calls:
             "number": self.number,
             "seed": self.seed.number,
             "num_groups": dict(self._num_groups),
-            "checked": sorted(self._checked),
+            "functions": {title: [seen.num_calls, seen.first_loss] for title, seen in sorted(self._seen.items())},
             "agreed_step": self._checks.agreed_step,
         }
 
@@ -96,7 +79,12 @@ class Calls:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.number, self._num_groups = state["number"], dict(state["num_groups"])
-        self._checked, self._checks.agreed_step = set(state["checked"]), state["agreed_step"]
+        self._seen = {title: Seen(*numbers) for title, numbers in state["functions"].items()}
+        self._checks.agreed_step = state["agreed_step"]
+
+    def first_loss(self, title: str) -> float:
+        """What a function's first call returned, without its sign."""
+        return self._seen[title].first_loss if title in self._seen else 0.0
 
     # Inside of functions.
 
@@ -155,10 +143,17 @@ class Calls:
             return self._run_alone(function, inputs, scaler)
         fix_shapes()  # before the check, which runs on other sizes
         title = fingerprint(function)
-        is_first = check and title not in self._checked
-        if is_first:
-            trained = self.trained
+        # Written out here, as it is done in every call: most functions are objects that have been seen.
+        seen = self._seen.get(title) or Seen()
+        owner = function.__self__ if type(function) is MethodType else function
+        reference, number = seen.objects.get(id(owner)), seen.num_calls + 1
+        is_new = seen.num_objects < _MOST_OBJECTS and (reference is None or reference() is not owner)
+        look = Check.NOTHING
+        if check and number == 1:
+            look, trained = Check.ALL, self.trained
             check_models(trained.models, trained.parameters, trained.names, self.tell)
+        elif check and (is_new or number in _LATER_CHECKS or number % _EVERY == 0):
+            look = Check.LOSS
         name = title_call(title, inputs.describe(), rates)
         is_whole = self.number <= _FIRST_CALLS or self.number % _EVERY == 0
         digests = Digests(
@@ -167,15 +162,22 @@ class Calls:
         with keeping_generators():
             while True:
                 num_groups = self._num_groups.get(title, 1)
-                attempt = _Attempt(self, function, inputs, title, digests, scaler, num_groups, is_first, is_whole)
+                attempt = Attempt(self, function, inputs, title, digests, scaler, num_groups, look, is_whole=is_whole)
                 try:
                     notes = attempt.exchange(name)
-                    self._checked.add(title)
+                    self._seen[title], seen.num_calls = seen, number
+                    if is_new:
+                        seen.add(owner)
+                        is_new = False
                     if not notes.moved and len(notes.groups) <= attempt.num_groups:
-                        return attempt.finish(notes)
+                        result = attempt.finish(notes)
+                        if number == 1:
+                            loss = (result[0] if notes.has_metrics else result).item()
+                            seen.first_loss = abs(loss) if math.isfinite(loss) else 0.0
+                        return result
                 finally:
                     attempt.restore()
-                is_first = False
+                look = Check.NOTHING
                 self._num_groups[title] = max(len(notes.groups), num_groups)
                 if notes.moved:
                     self.trained.move(notes.moved)
@@ -183,356 +185,10 @@ class Calls:
     def _run_alone(self, function: Function, inputs: Inputs, scaler: Any) -> Any:
         """With one replica: the plain script, with nothing seeded and nothing exchanged."""
         returned = self.run(function, inputs.cut(0))
-        total = _add([term.value for term in returned.terms])
+        total = add([term.value for term in returned.terms])
         backward(total, scaler, self.device)
         loss = total.detach()
         if not returned.has_metrics:
             return loss
         measured = Measured.of(returned.metrics, inputs.num_samples)
         return loss, combine(measured.kinds, measured.numbers, measured.rows, self.device)
-
-
-class _Attempt:
-    """One exchange of a call. It is repeated where its layout turned out to be too small."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        function: Function,
-        inputs: Inputs,
-        title: str,
-        digests: Digests,
-        scaler: Any,
-        num_groups: int,
-        is_checked: bool,
-        is_whole: bool,
-    ) -> None:
-        self._calls, self._function, self._inputs, self._scaler = calls, function, inputs, scaler
-        self._collective, self._trained, self._device = calls.collective, calls.trained, calls.device
-        self._number, self._num_replicas, self._seed = calls.number, calls.collective.num_replicas, calls.seed.number
-        self.num_groups = num_groups
-        self._is_checked = is_checked  # the function is, before it runs for replica 0
-        self._is_looked_at = is_checked or is_whole  # parameters are, in this call
-        self._parameters = self._trained.parameters
-        self._statistics = self._trained.statistics
-        self._buffers = self._trained.buffers(num_groups)
-        self._statistic_buffers = self._make_statistic_buffers() if self._statistics.has_any else []
-        self._measured: dict[int, Measured] = {}
-        self._error: BaseException | None = None
-        self._exchange: Exchange | None = None
-        self._digests, self._title = digests, title
-        self._bases = [parameter.grad for parameter in self._parameters]
-        if self._statistics.has_any:
-            self._statistics.begin_batch()
-            self._statistics.watch_still()
-        self._is_finished = False
-
-    def _make_statistic_buffers(self) -> list[Buffer]:
-        statistics, name, found = self._statistics, f"function statistics {self._trained.statistic_layout}", []
-        if statistics.merged:
-            found.append(self._collective.buffer(statistics.num_merged, np.float64, name))
-        if statistics.others:
-            found.append(self._collective.buffer(statistics.other_bytes, np.uint8, f"{name}, others"))
-        return found
-
-    def restore(self) -> None:
-        """Gradients and buffers are as before the call, unless it has finished."""
-        if not self._is_finished:
-            for parameter, base in zip(self._parameters, self._bases, strict=True):
-                parameter.grad = base
-            self._restore_buffers()
-
-    def _restore_buffers(self) -> None:
-        if self._statistics.has_any:
-            self._statistics.begin_later_body()
-            self._statistics.watch_still()
-
-    # The exchange.
-
-    def exchange(self, name: str) -> Notes:
-        buffers = [buffer for group in self._buffers for buffer in group.buffers]
-        for parameter, base in zip(self._parameters, self._bases, strict=True):
-            if base is not None:
-                parameter.grad = None
-        self._exchange = self._collective.exchange([*buffers, *self._statistic_buffers], name)
-        if self._collective.joining is not None:
-            self._exchange.common_part = read_digests
-            if self._collective.has_newcomer:
-                self._exchange.try_newcomer()
-        self._exchange.carry_out(self._place)
-        try:
-            if self._error is not None:
-                raise self._error
-            notes = Notes(self._exchange.notes, len(self._parameters), self._number)
-            notes.compare()
-        except BaseException:
-            self._end()
-            raise
-        if len(notes.groups) > self.num_groups or notes.moved:
-            self._end()
-        return notes
-
-    def _end(self) -> None:
-        assert self._exchange is not None
-        self._exchange.release()
-        self._collective.end_step()
-
-    def _place(self, replica: int) -> bytes:
-        """Compute a replica and write what comes of it into its slots."""
-        rows = share(self._inputs.num_samples, self._num_replicas, replica)
-        self._collective.work_on(self._number, (replica,))
-        if rows and self._error is None:
-            try:
-                if replica == 0 and self._is_checked:
-                    self._check()
-                return self._compute(replica, len(rows))
-            except (Exception, SystemExit) as error:
-                self._error = error
-        self._clear(replica)
-        return Note(digests=self._digests, error="" if self._error is None else describe_error(self._error)).pack()
-
-    def _check(self) -> None:
-        """Look at the function before its first call. It is left as it was found."""
-        count = self._inputs.fewest_samples
-        first, second = split(count)
-        cuts = ((0, first), (first, first + second), (0, first + second))
-        with self._calls.inside():
-            check_function(
-                self._function,
-                self._inputs.cutter(cuts) if count >= FEWEST_SAMPLES else _cut_nothing,
-                count,
-                self._trained.models,
-                self._trained.known,
-                self._calls.tell,
-                self._title,
-                seeded,
-            )
-
-    def _clear(self, replica: int) -> None:
-        assert self._exchange is not None
-        for buffers in self._buffers:
-            buffers.clear(self._exchange, replica)
-        for buffer in self._statistic_buffers:
-            torch.as_tensor(self._exchange.slot(buffer, replica)).zero_()
-
-    def _run_watched(self, replica: int, data: Sequence[Any], num_rows: int) -> Returned:
-        total, last_size = self._inputs.num_samples, self._inputs.last_size
-        if num_rows > 1 and not last_size:
-            return self._calls.run(self._function, data)
-        end_watch = self._calls.single_samples.watch(replica, num_rows, total, last_size)
-        try:
-            return self._calls.run(self._function, data)
-        finally:
-            end_watch()
-
-    def _run(self, replica: int, num_rows: int) -> Returned:
-        """Run the function on a replica's samples, from the state before the call."""
-        if self._statistics.has_any:
-            self._restore_buffers()
-        seed_all(derive("call", self._seed, self._number, replica))
-        data = self._inputs.cut(replica)
-        versions = read_versions(data)
-        returned = self._run_watched(replica, data, num_rows)
-        if read_versions(data) != versions:
-            refuse_changed_arguments(data, versions, self._title)
-        other = self._inputs.find_other_length(data, num_rows)
-        if other is not None and any(term.kind == "samples" for term in returned.terms):
-            raise MismatchError(
-                f"The loader's collate_fn made {other} rows of {num_rows} samples.",
-                why="the loss would be weighted by the number of samples.",
-                do="return strategy.weigh(loss, len(x)), or leave samples out in the dataset or the sampler.",
-            )
-        return returned
-
-    def _compute(self, replica: int, num_rows: int) -> bytes:
-        versions = read_parameter_versions(self._trained.everything) if self._is_looked_at else []
-        returned = self._run(replica, num_rows)
-        if self._is_looked_at:
-            trained, losses = self._trained, [term.value for term in returned.terms]
-            refuse_changed_parameters(trained.everything, trained.all_names, versions, self._title)
-            refuse_unprepared(self._function, losses, trained.known, self._title)
-        if not self._inputs.has_one_length and any(term.kind == "samples" for term in returned.terms):
-            raise MismatchError(
-                "Batches of different lengths were given, and the loss is a mean over samples.",
-                do="weigh each term of the loss by its own number of samples: strategy.weigh(term, len(x)).",
-            )
-        weight = num_rows / self._inputs.num_samples
-        kinds, groups = returned.groups()
-        numbers, used = self._differentiate(replica, groups, weight)
-        if self._statistic_buffers:
-            self._write_statistics(replica, weight)
-        measured = self._measured[replica] = (
-            Measured.of(returned.metrics, num_rows) if returned.has_metrics else NO_METRICS
-        )
-        packed = encode(measured.kinds) if returned.has_metrics else b""
-        is_large = returned.has_metrics and not fits_into_note(measured, packed)
-        return Note(
-            is_nan=sum(numbers) != sum(numbers),
-            is_large=is_large,
-            dtype=str(returned.terms[0].value.dtype).removeprefix("torch."),
-            groups=kinds,
-            others=self._statistics.digest_others() if self._statistics.others else 0,
-            numbers=tuple(numbers) if is_large else (*numbers, *measured.numbers),
-            metrics=b"" if is_large else packed,
-            moved=tuple(self._statistics.moved()) if self._statistics.has_any else (),
-            used=used,
-            digests=self._digests,
-        ).pack()
-
-    def _differentiate(
-        self, replica: int, groups: Sequence[Any], weight: float
-    ) -> tuple[list[float], np.ndarray | None]:
-        """Write the gradient of each group of loss terms.
-
-        Returns:
-            The number and the count of each group; which parameters took part, None if all did.
-        """
-        assert self._exchange is not None
-        numbers: list[float] = []
-        used: np.ndarray | None = np.zeros(len(self._parameters), bool)
-        for position, group in enumerate(groups):
-            total, factor, counted = _weigh_group(group, weight)
-            numbers += [total.item() * factor if factor else 0.0, counted]
-            if position >= self.num_groups:
-                continue  # the call is repeated with more memory
-            if factor == 0 or not total.requires_grad:
-                self._buffers[position].clear(self._exchange, replica)
-                continue
-            backward(total, self._scaler, self._device, retain_graph=position < len(groups) - 1)
-            gradients = [parameter.grad for parameter in self._parameters]
-            unused = self._buffers[position].write(self._exchange, replica, gradients, factor)
-            for parameter in self._parameters:
-                parameter.grad = None
-            if used is not None:
-                if unused:
-                    used |= [gradient is not None for gradient in gradients]
-                else:
-                    used = None
-        for position in range(len(groups), self.num_groups):
-            self._buffers[position].clear(self._exchange, replica)
-        return numbers, used
-
-    def _write_statistics(self, replica: int, weight: float) -> None:
-        assert self._exchange is not None
-        slots = [torch.as_tensor(self._exchange.slot(buffer, replica)) for buffer in self._statistic_buffers]
-        if self._statistics.merged:
-            self._statistics.write_merged(slots[0], weight)
-        if self._statistics.others:
-            self._statistics.write_others(slots[-1]) if replica == 0 else slots[-1].zero_()
-
-    # The result.
-
-    def finish(self, notes: Notes) -> Any:
-        """Take the sums, and show them."""
-        assert self._exchange is not None
-        exchange = self._exchange
-        if notes.nan is not None:
-            self._calls.tell(
-                f"the loss of replica {notes.nan} is NaN at call {self._number}, and with it the whole gradient", "nan"
-            )
-        divisors = notes.divisors()
-        sums = [buffers.take(exchange, divisor) for buffers, divisor in zip(self._buffers, divisors, strict=False)]
-        results = [_copy_of(exchange.result(buffer)) for buffer in self._statistic_buffers]
-        exchange.release()
-        has_metrics = notes.has_metrics
-        metrics = self._finish_metrics(notes) if has_metrics else None
-        self._is_finished = True
-        for parameter, base in zip(self._parameters, self._bases, strict=True):
-            if base is not None:
-                parameter.grad = base
-        self._take_statistics(results, notes)
-        for buffers, taken in zip(self._buffers, sums, strict=False):
-            buffers.show(taken, notes.used)
-        self._collective.end_step()
-        loss = torch.tensor(notes.sum_loss(divisors), dtype=getattr(torch, notes.dtype), device=self._device)
-        return (loss, metrics) if has_metrics else loss
-
-    def _take_statistics(self, results: Sequence[torch.Tensor], notes: Notes) -> None:
-        statistics = self._statistics
-        if not statistics.has_any:
-            return
-        self._restore_buffers()
-        if statistics.others and len({note.others for note in notes.with_samples}) > 1:
-            names = ", ".join(sorted({place.name for place in statistics.others})[:5])
-            self._calls.tell(f"buffers differ between replicas, and replica 0's count: {names}", "buffers")
-        if statistics.merged:
-            statistics.put_merged(results[0])
-        if statistics.others:
-            statistics.read_others(results[-1])
-
-    def _finish_metrics(self, notes: Notes) -> Any:
-        if notes.are_metrics_large:
-            return exchange_metrics(
-                self._collective,
-                f"metrics of call {self._number}",
-                lambda: self._inputs.num_samples,
-                self._measure,
-                self._device,
-            )
-        first = notes.with_samples[0]
-        if len({note.metrics for note in notes.with_samples}) > 1:
-            raise MismatchError(
-                "The function returned different metrics on different replicas.",
-                do="return the same names and shapes for every batch; (0, 0) where there is nothing to count.",
-            )
-        start = 2 * len(notes.groups)
-        numbers = np.sum([note.numbers[start:] for note in notes.with_samples], axis=0)
-        return combine(decode(first.metrics), numbers, [], self._device)
-
-    def _measure(self, replica: int) -> Measured | None:
-        """A replica's metrics; computed again where the worker that had them was lost."""
-        rows = share(self._inputs.num_samples, self._num_replicas, replica)
-        if not rows:
-            return None
-        if replica not in self._measured:
-            self._measured[replica] = Measured.of(self._run(replica, len(rows)).metrics, len(rows))
-        return self._measured[replica]
-
-
-def _copy_of(result: Any) -> torch.Tensor:
-    return result.clone() if isinstance(result, torch.Tensor) else torch.from_numpy(np.array(result))
-
-
-def _cut_nothing(start: int, stop: int) -> list[Any]:
-    raise AssertionError("too few samples are not checked")
-
-
-def backward(loss: torch.Tensor, scaler: Any, device: torch.device, *, retain_graph: bool = False) -> None:
-    """`loss.backward()`, outside of autocast."""
-    is_autocast = torch.is_autocast_enabled(device.type)
-    with torch.autocast(device.type, enabled=False) if is_autocast else nullcontext():
-        value = loss if scaler is None else scaler.scale(loss)
-        value.backward(retain_graph=True) if retain_graph else value.backward()
-
-
-def _weigh_group(group: Sequence[Any], weight: float) -> tuple[torch.Tensor, float, float]:
-    """A group's terms as one number, the weight of its gradient, and its count."""
-    if len(group) == 1 and group[0].kind == "samples":
-        return group[0].value, weight, 0.0
-    kinds = {term.kind for term in group}
-    if kinds == {"count"}:
-        count = group[0].number
-        return _add([term.value for term in group]), count, count
-    if kinds == {"samples"}:
-        return _add([term.value for term in group]), weight, 0.0
-    return _add([term.value * (weight if term.kind == "samples" else 1.0) for term in group]), 1.0, 0.0
-
-
-def _add(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return functools.reduce(lambda total, value: total + value, [value.reshape(()) for value in values])
-
-
-def fingerprint(function: Any) -> str:
-    """Name a function by its file, line and qualified name; partial() and methods are unwrapped.
-
-    >>> fingerprint(functools.partial(fingerprint, None)).split(":")[0]
-    'call.py'
-    """
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        kind = function if isinstance(function, type) else type(function)
-        return f"{kind.__module__}.{kind.__qualname__}"
-    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno} {function.__qualname__}"

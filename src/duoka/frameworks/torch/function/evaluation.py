@@ -23,16 +23,20 @@ from duoka.collectives.collective import Collective
 from duoka.data.seeds import derive
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.function import arguments
+from duoka.frameworks.torch.function.batches import count_loosely
 from duoka.frameworks.torch.function.extras import exchange_metrics
-from duoka.frameworks.torch.function.first_call import in_eval_mode
+from duoka.frameworks.torch.function.first_call import list_names
+from duoka.frameworks.torch.function.identity import fingerprint
 from duoka.frameworks.torch.function.loaders import Loaders
-from duoka.frameworks.torch.function.returned import ALONE, Measured, Rows, combine
+from duoka.frameworks.torch.function.loss_probe import in_eval_mode
+from duoka.frameworks.torch.function.returned import ALONE, Measured, Rows, combine, refuse_samples
 from duoka.frameworks.torch.function.seed import BaseSeed
 from duoka.frameworks.torch.function.shares import EvaluationReader
+from duoka.frameworks.torch.function.side_effects import Watch, find_in_train_mode
 from duoka.frameworks.torch.generators import capture_generators, restore_generators
 from duoka.frameworks.torch.loader_processes import start
 from duoka.frameworks.torch.nested import map_tensors
-from duoka.frameworks.torch.randomness import seeded
+from duoka.frameworks.torch.randomness import seed_all, seeded
 
 Function = Callable[..., Any]
 _DO = "return (sum, count), strategy.rows(tensor), or a dictionary of them: the same names and shapes for every batch."
@@ -50,9 +54,12 @@ class Evaluator:
         tell: Callable[..., None],
         inside: Callable[[], Any],
         loaders: Loaders,
+        find_known: Callable[[], set[int]],
     ) -> None:
         self._collective, self._models, self._device, self._seed = collective, models, device, seed
         self._tell, self._inside, self._loaders = tell, inside, loaders
+        self._find_known = find_known  # ids of prepared objects, which may change
+        self._watched: set[str] = set()  # functions
         self._number = 0  # of the pass that the evaluation under way makes
 
     def evaluate(self, function: Function, loader: DataLoader[Any]) -> Any:
@@ -99,6 +106,7 @@ class Evaluator:
                 lambda: reader.order,
             )
             self._collective.end_step()
+            self._watched.add(fingerprint(function))
         if answer is None:
             self._tell("strategy.evaluate: the loader gave no batch, so the answer is NaN")
             return math.nan
@@ -112,16 +120,55 @@ class Evaluator:
 
     def _add_up(self, function: Function, reader: Any, replicas: Sequence[int], totals: dict[int, _Totals]) -> None:
         totals.update({replica: _Totals() for replica in replicas})
-        takes_one = _takes_one(function)
+        takes_one, title = _takes_one(function), fingerprint(function)
         is_alone = self._collective.num_replicas == 1
+        unwatched = set() if is_alone or title in self._watched else set(replicas)
         for replica, number, batch in reader.read(replicas):
             self._collective.work_on(self._number, (replica,))
             batch = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
             parts = list(batch) if type(batch) in (tuple, list) else [batch]
-            seed = nullcontext() if is_alone else seeded(derive("evaluation", self._seed.number, self._number, number))
-            with seed, self._inside():
-                returned = function(batch) if takes_one and len(parts) > 1 else function(*parts)
+            given = [batch] if takes_one and len(parts) > 1 else parts
+            seed = derive("evaluation", self._seed.number, self._number, number)
+            with nullcontext() if is_alone else seeded(seed), self._inside():
+                if replica in unwatched:
+                    returned = self._run_watched(function, given, title, seed)
+                else:
+                    returned = function(*given)
+            if replica in unwatched:
+                unwatched.remove(replica)
+                refuse_samples(returned if isinstance(returned, dict) else {ALONE: returned}, count_loosely(parts))
             totals[replica].add(returned, reader.size_of(number))
+
+    def _run_watched(self, function: Function, given: Sequence[Any], title: str, seed: int) -> Any:
+        """Refuse what the function changes outside of itself: a worker would have its own batches' share of it."""
+        known = self._find_known()
+        watch, training, used = Watch(function, known), find_in_train_mode(function, known), set()
+        hooks = [
+            module.register_forward_pre_hook(lambda *_, name=name: used.add(name)) for name, module in training.items()
+        ]
+        try:
+            returned = function(*given)
+            watch.look_again()
+            if watch.has_new:  # a cache is made once, a value for the script in each run
+                seed_all(seed)
+                function(*given)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        changed = [*watch.find_changes(), *watch.find_grown()]
+        if changed:
+            raise MismatchError(
+                f"{title} changes {list_names(changed)}, outside of itself, in strategy.evaluate.",
+                why="each worker evaluates some of the batches, and would have its own share of it.",
+                do="return (sum, count) pairs or strategy.rows(tensor), and use what strategy.evaluate returns. For a"
+                " module that was not prepared, such as an average of the weights, call eval(), or prepare it.",
+            )
+        if used:
+            self._tell(
+                f"{list_names(sorted(used))} is in training mode in strategy.evaluate, which sets prepared modules to"
+                " eval mode only: call eval() on it, or prepare it"
+            )
+        return returned
 
 
 class _Totals:

@@ -1,27 +1,27 @@
 """The check of a function's first call: does it give the numbers of one device, and does it change nothing else?
 
-It runs on the worker of replica 0, on at most eight samples, without gradients and with the models in eval mode. What
-it finds is an error of that replica, and so is raised on all workers before anything is added to `p.grad`.
+It runs on the worker of replica 0, on at most eight samples: for the loss in eval mode, for what prepared modules keep
+in the mode they are in. What it finds is an error of that replica, and so is raised on all workers before anything is
+added to `p.grad`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from duoka.errors import MismatchError
-from duoka.frameworks.additivity import FEWEST_SAMPLES, TOLERANCES, Finding, Terms, probe, split
-from duoka.frameworks.torch.function.in_place import read_versions, refuse_changed_arguments
-from duoka.frameworks.torch.function.returned import Returned, read
+from duoka.frameworks.torch.function.loss_probe import SEED, LossProbe, RaisedInEvalMode
+from duoka.frameworks.torch.function.module_state import find_carried
 from duoka.frameworks.torch.function.side_effects import Watch
-from duoka.frameworks.torch.generators import digest_generators
+from duoka.frameworks.torch.function.trained import Trained
+from duoka.frameworks.torch.function.update_guard import UpdateGuard
+from duoka.frameworks.torch.randomness import seeded
 
 Tell = Callable[..., None]
-_SEED = 0x5EED
 
 
 def check_models(
@@ -51,51 +51,88 @@ def check_models(
 
 def check_function(
     function: Callable[..., Any],
-    cut: Callable[[int, int], Sequence[Any]],
-    num_samples: int,
-    models: Sequence[nn.Module],
-    known: set[int],
-    tell: Tell,
     title: str,
-    seeded: Callable[[int], Any],
+    cut: Callable[[int, int], Sequence[Any]],
+    sizes: tuple[int, int],
+    trained: Trained,
+    restore: Callable[[], None],
+    tell: Tell,
+) -> BaseException | None:
+    """Raise what would make a training wrong. `cut(start, stop)` returns the arguments for these samples.
+
+    `restore` lets buffers be as before the call.
+
+    Returns:
+        What the function raised in eval mode, in which it cannot be checked.
+    """
+    models, verdict, failure = trained.models, None, None
+    watch = Watch(function, trained.known)
+    with UpdateGuard(trained, title) as guard:
+
+        def after_run() -> None:
+            guard.look()
+            watch.look_again()
+
+        def run() -> None:
+            restore()
+            data = cut(0, sum(sizes))
+            with torch.enable_grad(), seeded(SEED):
+                function(*data)
+            guard.look()
+
+        try:
+            verdict = LossProbe(function, title, cut, sizes, after_run).find(models, tell)
+        except RaisedInEvalMode as raised:
+            failure = raised.__cause__
+        carried = _find_carried(run, guard, models)
+    _report_side_effects(watch, carried, tell, title)
+    if verdict is not None:
+        raise verdict
+    return failure
+
+
+def check_again(
+    function: Callable[..., Any],
+    title: str,
+    cut: Callable[[int, int], Sequence[Any]],
+    sizes: tuple[int, int],
+    trained: Trained,
+    first_loss: float,
+    tell: Tell,
 ) -> None:
-    """Raise what would make a training wrong. `cut(start, stop)` returns the arguments for these samples."""
-    if num_samples < FEWEST_SAMPLES:
-        tell(f"{title} is not checked: its first batch has {num_samples} samples, fewer than {FEWEST_SAMPLES}")
+    """Raise if the loss is not a mean over samples. Losses that are not may look like one in the first call."""
+    watch = Watch(function, trained.known)
+    try:
+        verdict = LossProbe(function, title, cut, sizes, first_loss=first_loss).find(trained.models, tell)
+    except RaisedInEvalMode:
         return
-    watch = Watch(function, known)
-    tolerance, draws = 0.0, False
-
-    def evaluate(start: int, stop: int) -> Terms:
-        nonlocal tolerance, draws
-        data = cut(start, stop)
-        versions = read_versions(data)
-        with seeded(_SEED):
-            before = digest_generators()
-            returned = read(function(*data), needs_graph=False)
-            draws |= digest_generators() != before
-        if read_versions(data) != versions:
-            refuse_changed_arguments(data, versions, title)
-        tolerance = _tolerance_of(returned)
-        return _terms_of(returned)
-
-    sizes = split(num_samples)
-    # With a graph, although nothing is differentiated here: a gradient penalty calls autograd.grad itself.
-    with torch.enable_grad(), in_eval_mode(models):
-        finding = probe(evaluate, sizes)
-    _report_side_effects(watch, tell, title)
-    if finding.difference > tolerance and draws:
-        tell(f"{title} draws random numbers, so whether its loss is a mean over samples is not checked")
-    elif finding.difference > tolerance:
-        raise _not_additive(finding, sizes, title)
+    finally:
+        watch.find_grown()  # lists are as long as they were: the first call has warned of them
+    if verdict is not None:
+        raise verdict
 
 
-def _report_side_effects(watch: Watch, tell: Tell, title: str) -> None:
+def _find_carried(run: Callable[[], None], guard: UpdateGuard, models: Sequence[nn.Module]) -> list[str]:
+    try:
+        return find_carried(run, models)
+    except Exception:
+        guard.look()
+        return []  # the function is about to run for a replica, and raises that again
+
+
+def _report_side_effects(watch: Watch, carried: Sequence[str], tell: Tell, title: str) -> None:
     changed, grown = watch.find_changes(), watch.find_grown()
-    if changed:
-        more = f" and {len(changed) - 3} more" if changed[3:] else ""
+    if carried:
         raise MismatchError(
-            f"{title} changes {', '.join(changed[:3])}{more}, outside of itself.",
+            f"{title} changes {list_names(carried)}, in a prepared module.",
+            why="it runs once for each replica, and Duoka exchanges parameters and buffers only: the next call would"
+            " find what the last replica of its worker has left.",
+            do="register it as a buffer, of which replica 0's counts; or change it after strategy.backward. If it is"
+            " harmless, pass check=False.",
+        )
+    if changed:
+        raise MismatchError(
+            f"{title} changes {list_names(changed)}, outside of itself.",
             why="it runs once for each replica, and again on another worker after a loss: such a change would happen"
             " several times, or not at all.",
             do="return it as a metric, (loss, {'name': (sum, count)}) or strategy.rows(tensor), and change it after"
@@ -104,45 +141,12 @@ def _report_side_effects(watch: Watch, tell: Tell, title: str) -> None:
         )
     if grown:
         tell(
-            f"{title} lets {', '.join(grown[:3])} grow: it runs once per replica, so each batch adds several items;"
+            f"{title} lets {list_names(grown)} grow: it runs once per replica, so each batch adds several items;"
             " return what it collects as a metric"
         )
 
 
-def _not_additive(finding: Finding, sizes: tuple[int, int], title: str) -> MismatchError:
-    return MismatchError(
-        f"The loss of {title} is not a mean over samples.",
-        why=f"on {sum(sizes)} samples it is {finding.together:.6g}; from {sizes[0]} and {sizes[1]} of them, weighted by"
-        f" their numbers, it would be {finding.combined:.6g} (relative difference {finding.difference:.1e}).",
-        do="return strategy.weigh(loss, count) for a mean over `count` other things (tokens, pixels, class weights),\n"
-        "strategy.weigh(loss) for a sum over samples; or divide by the number of samples.\n"
-        "A loss that compares samples with each other (contrastive) cannot be split: use one replica, or\n"
-        "strategy.rows to gather its inputs. check=False leaves this check out.",
-    )
-
-
-def _terms_of(returned: Returned) -> Terms:
-    means = sum(term.value.item() for term in returned.terms if term.kind == "samples")
-    sums = sum(term.value.item() for term in returned.terms if term.kind == "sum")
-    counted = tuple((term.value.item(), term.number) for term in returned.terms if term.kind == "count")
-    return means, sums, counted
-
-
-def _tolerance_of(returned: Returned) -> float:
-    value = returned.terms[0].value
-    if torch.is_autocast_enabled(value.device.type):
-        return TOLERANCES["bfloat16"]
-    return TOLERANCES.get(str(value.dtype).removeprefix("torch."), TOLERANCES["float32"])
-
-
-@contextmanager
-def in_eval_mode(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Every module's flag is put back; layers frozen by hand within a model in training stay frozen."""
-    flags = [(module, module.training) for model in models for module in model.modules()]
-    try:
-        for module, _ in flags:
-            module.training = False
-        yield
-    finally:
-        for module, is_training in flags:
-            module.training = is_training
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names, for a message."""
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    return f"{', '.join(names[:3])}{more}"

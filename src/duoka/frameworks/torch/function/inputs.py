@@ -117,7 +117,7 @@ class Inputs:
         return lengths.pop() if len(lengths) == 1 and num_rows not in lengths else None
 
     def cutter(self, cuts: Sequence[tuple[int, int]]) -> Callable[[int, int], list[Any]]:
-        """A function that returns the arguments for one of these ranges of the first samples."""
+        """A function that returns the arguments for one of these ranges of samples."""
         parts = {id(handle): handle.load_cuts(tuple(cuts)) for handle in self.handles}
 
         def cut(start: int, stop: int) -> list[Any]:

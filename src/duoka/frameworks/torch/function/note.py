@@ -190,6 +190,8 @@ class Notes:
         """The loss of the whole batch."""
         total = 0.0
         for group, divisor in enumerate(divisors):
-            part = sum([note.numbers[2 * group] for note in self.with_samples])
+            part = 0.0
+            for note in self.with_samples:
+                part += note.numbers[2 * group]
             total += part if divisor is None else part / divisor
         return total

@@ -61,6 +61,23 @@ class Weighed:
     def __truediv__(self, divisor: Any) -> Weighed:
         return Weighed([Term(term.value / divisor, term.kind, term.count) for term in self.terms])
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _is_no_tensor(f".{name} was read from")
+
+    def __float__(self) -> float:
+        raise _is_no_tensor("float() was called with")
+
+
+def _is_no_tensor(what: str) -> MismatchError:
+    return MismatchError(
+        f"{what} the result of strategy.weigh, which is not a tensor.",
+        why="its value is known when all replicas have been counted: strategy.backward returns it.",
+        do="keep the term before strategy.weigh and use that: loss = ...; return strategy.weigh(loss, count),"
+        " {'loss': (loss * count, count)}.",
+    )
+
 
 class Term(NamedTuple):
     """A part of a loss: a mean over samples, a sum, or a mean over what was counted."""
@@ -83,6 +100,12 @@ def weigh(value: Any, count: Any = None) -> Weighed:
         )
     if count is None:
         return Weighed([Term(value, "sum")])
+    if isinstance(count, torch.Tensor) and count.requires_grad:
+        raise MismatchError(
+            "strategy.weigh was given a count that requires a gradient.",
+            why="terms are weighed after the backward of each replica, which does not reach the counts.",
+            do="detach it: strategy.weigh(term, count.detach()).",
+        )
     if not 0 <= float(count) < math.inf:
         raise MismatchError(
             f"strategy.weigh was given a count of {count}.",
@@ -126,7 +149,8 @@ def read(returned: Any, *, needs_graph: bool = True) -> Returned:
         if len(returned) != 2:
             raise MismatchError(f"The function returned {len(returned)} values.", do=_DO_METRICS)
         loss, metrics = returned
-    terms = list(_terms_of(loss))
+    # A plain tensor is not worth a call: this happens in every step.
+    terms = [Term(loss, "samples")] if isinstance(loss, torch.Tensor) else list(_terms_of(loss))
     has_graph = False
     for term in terms:
         _check_term(term)
@@ -262,10 +286,35 @@ def _read_pair(name: str, metric: Any, num_samples: int) -> tuple[np.ndarray, np
             )
         return sums, counts
     mean = _as_numbers(name, metric)
+    if mean.ndim:
+        raise _not_a_number(name, f"a value of shape {mean.shape}")
     return mean * num_samples, np.array(float(num_samples))
 
 
+def refuse_samples(metrics: Mapping[str, Any], num_samples: int) -> None:
+    """Raise where the count of a pair has an entry per sample, as in (predictions, targets).
+
+    Looked at in the first calls: a last batch may have as many samples as there are classes.
+    """
+    for name, metric in metrics.items():
+        if isinstance(metric, tuple | list) and len(metric) == 2:
+            shape: Sequence[int] = getattr(metric[1], "shape", ())
+            if len(shape) and shape[0] == num_samples > 1:
+                raise _not_a_number(name, f"a sum and a count of shape {tuple(shape)} for {num_samples} samples")
+
+
+def _not_a_number(name: str, what: str) -> MismatchError:
+    return MismatchError(
+        f"The function returned {what} as a metric{_of(name)}, not a number.",
+        why="metrics are added up over replicas: entry i of one replica would be added to entry i of another.",
+        do="for one row per sample return strategy.rows(t); for a vector return (sum, count), with a number as its"
+        " count.",
+    )
+
+
 def _as_numbers(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, Weighed):
+        raise _is_no_tensor(f"The metric{_of(name)} is")
     if isinstance(value, torch.Tensor) and not value.is_complex() and value.layout is torch.strided:
         return value.detach().to("cpu", torch.float64).numpy()
     if isinstance(value, bool | int | float | np.generic | np.ndarray) and np.asarray(value).dtype.kind in "biuf":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import copy
 import itertools
+import operator
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +79,7 @@ class ShareDataset(Dataset[Any]):
     def _load(self, indices: Sequence[Any]) -> list[Any]:
         if getattr(self.dataset, "__getitems__", None):
             return list(self.dataset.__getitems__(list(indices)))
-        return [self.dataset[index] for index in indices]
+        return list(map(operator.getitem, itertools.repeat(self.dataset), indices))
 
     def _probe(self) -> int:
         """A digest of samples 0, n/2 and n-1: a random_split without a seed is found by it. 0: nothing is known."""
@@ -302,9 +303,10 @@ class ShareLoader:
     def load_cuts(
         self, loader_pass: int, batch: int, indices: list[Any], cuts: tuple[tuple[int, int], ...]
     ) -> dict[int, Any]:
-        """Load the first samples of a batch once, and collate these parts of them."""
-        most = max(stop for _, stop in cuts)
-        return self._load_one(Request(loader_pass, batch, ((0, tuple(indices[:most])),), cuts=cuts))
+        """Load the samples that these parts of a batch cover once, and collate each part of them."""
+        first, most = min(start for start, _ in cuts), max(stop for _, stop in cuts)
+        own = tuple((start - first, stop - first) for start, stop in cuts)
+        return self._load_one(Request(loader_pass, batch, ((0, tuple(indices[first:most])),), cuts=own))
 
     def _load_one(self, request: Request) -> dict[int, Any]:
         if not self._loader.num_workers:

@@ -12,8 +12,8 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,21 @@ from torch import nn
 
 from duoka.frameworks.torch.function.in_place import version_of
 
-_DEPTH = 3  # of functions that call functions
+_DEPTH = 3  # of functions that call functions, and of objects in objects
 _CONTAINERS = (list, dict, set, deque)
 _MOST_ITEMS = 64  # of a container that are looked at
 _NUMBERS = (bool, int, float, complex)
+_NONE = repr(None)
+_OF_MODULES = frozenset(vars(nn.Module()))  # `training`, and where parameters, buffers and hooks are kept
+_KEPT_IN_MODULES = (*_NUMBERS, torch.Tensor, np.ndarray, list, dict, deque, torch.Generator, np.random.Generator)
+_OTHER_IN_EVAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
+class Look(NamedTuple):
+    """What a function can reach, at one moment."""
+
+    marks: dict[str, str]  # of values, by name
+    lengths: dict[str, int]  # of containers
 
 
 class Watch:
@@ -32,38 +43,75 @@ class Watch:
 
     def __init__(self, function: Any, known: set[int]) -> None:
         self._function, self._known = function, known
-        self._before = dict(self._look())
-        self._containers = {name: value for name, value in self._reach() if isinstance(value, _CONTAINERS)}
-        self._lengths = {name: len(value) for name, value in self._containers.items()}
+        self._held: list[Any] = []  # tensors that were seen: no other one gets the id of one of them
+        self._containers: dict[str, Any] = {}
+        self._before = self._look()
+        self._after_first: Look | None = None
+
+    def look_again(self) -> None:
+        """Look after the first of several runs: what only the first one makes, such as a cache, is not a change."""
+        if self._after_first is None:
+            self._after_first = self._look()
+
+    @property
+    def has_new(self) -> bool:
+        """Whether the first run has made values that did not exist, or were None."""
+        after = self._after_first
+        return after is not None and any(self._is_new(name) for name in after.marks if self._differs(name, after))
 
     def find_changes(self) -> list[str]:
         """Return names of numbers, generators, tensors and modules that have changed."""
-        after = dict(self._look())
-        return [name for name, mark in self._before.items() if name in after and repr(after[name]) != repr(mark)]
+        after, first = self._look(), self._after_first
+        grown = tuple(f"{name}[" for name in self._list_grown(after))
+        changed = []
+        for name in dict.fromkeys([*self._before.marks, *after.marks]):
+            if not self._differs(name, after):
+                continue
+            if self._is_new(name):
+                is_kept = first is not None and first.marks.get(name) == after.marks.get(name)
+                if is_kept or (grown and name.startswith(grown)):
+                    continue
+            changed.append(name)
+        return changed
 
     def find_grown(self) -> list[str]:
         """Return names of containers that have grown, and make lists as long as they were."""
-        grown = [name for name, value in self._containers.items() if len(value) > self._lengths[name]]
+        grown = self._list_grown(self._look())
         for name in grown:
             value = self._containers[name]
             if isinstance(value, list):
-                del value[self._lengths[name] :]
+                del value[self._before.lengths.get(name, 0) :]
         return grown
 
-    def _look(self) -> Iterator[tuple[str, Any]]:
-        for name, value in self._reach():
-            yield from self._mark(name, value)
+    def _differs(self, name: str, after: Look) -> bool:
+        return self._before.marks.get(name) != after.marks.get(name)
 
-    def _reach(self) -> Iterator[tuple[str, Any]]:
-        seen: set[int] = set(self._known)
-        yield from _reach(self._function, seen, _DEPTH)
+    def _is_new(self, name: str) -> bool:
+        return self._before.marks.get(name, _NONE) == _NONE
 
-    def _mark(self, name: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    def _list_grown(self, after: Look) -> list[str]:
+        before, first = self._before.lengths, self._after_first
+        return [
+            name
+            for name, length in after.lengths.items()
+            if length > before.get(name, length) and not (first is not None and first.lengths.get(name) == length)
+        ]
+
+    def _look(self) -> Look:
+        marks: dict[str, str] = {}
+        for name, value in _reach(self._function, set(self._known), _DEPTH):
+            marks.update((place, repr(mark)) for place, mark in self._mark(name, value))
+        return Look(marks, {name: len(value) for name, value in self._containers.items()})
+
+    def _mark(self, name: str, value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
         if id(value) in self._known:
             return
-        if isinstance(value, _NUMBERS):
+        if isinstance(value, _CONTAINERS):
+            self._containers[name] = value
+        if value is None or isinstance(value, _NUMBERS):
             yield name, value
         elif isinstance(value, torch.Tensor):
+            self._held.append(value)
             yield name, (id(value), version_of(value))
         elif isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= 1 << 20:
             yield name, value.tobytes()
@@ -77,6 +125,10 @@ class Watch:
             yield name, value.getstate()
         elif isinstance(value, nn.Module):
             yield from self._mark_module(name, value)
+        elif depth and isinstance(value, GeneratorType):
+            yield name, None if value.gi_frame is None else value.gi_frame.f_lasti
+            for key, part in inspect.getgeneratorlocals(value).items():
+                yield from self._mark(f"{name}.{key}", part, depth - 1)
         elif depth and isinstance(value, dict):
             for key, part in itertools.islice(list(value.items()), _MOST_ITEMS):
                 yield from self._mark(f"{name}[{key!r}]", part, depth - 1)
@@ -84,7 +136,7 @@ class Watch:
             for position, part in enumerate(list(value)[:_MOST_ITEMS]):
                 yield from self._mark(f"{name}[{position}]", part, depth - 1)
         elif depth and hasattr(value, "__dict__") and not _is_code(value):
-            for key, part in vars(value).items():
+            for key, part in list(vars(value).items()):
                 yield from self._mark(f"{name}.{key}", part, depth - 1)
 
     def _mark_module(self, name: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -94,10 +146,30 @@ class Watch:
             tensors = {**child._parameters, **child._buffers}
             for key, tensor in tensors.items():
                 if tensor is not None and id(tensor) not in self._known:
+                    self._held.append(tensor)
                     yield f"{path}.{key}", (id(tensor), version_of(tensor))
-            for key, part in vars(child).items():
-                if isinstance(part, (*_NUMBERS, torch.Tensor)) and key != "training":
-                    yield from self._mark(f"{path}.{key}", part, 0)
+            for key, part in own_attributes(child):
+                yield from self._mark(f"{path}.{key}", part, 1)
+
+
+def own_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what a module keeps beside its parameters, buffers and modules: numbers, tensors and lists of them."""
+    for key, part in list(vars(module).items()):
+        if key not in _OF_MODULES and (part is None or isinstance(part, _KEPT_IN_MODULES)):
+            yield key, part
+
+
+def find_in_train_mode(function: Any, known: set[int]) -> dict[str, nn.Module]:
+    """Return modules that were not prepared and behave otherwise in eval mode, by their names."""
+    found: dict[str, nn.Module] = {}
+    for name, value in _reach(function, set(known), _DEPTH):
+        parts = {name: value} | {f"{name}.{key}": part for key, part in getattr(value, "__dict__", {}).items()}
+        for path, module in parts.items():
+            if not isinstance(module, nn.Module) or id(module) in known:
+                continue
+            if any(isinstance(each, _OTHER_IN_EVAL) and each.training for each in module.modules()):
+                found[path] = module
+    return found
 
 
 def name_tensors(function: Any) -> dict[int, str]:

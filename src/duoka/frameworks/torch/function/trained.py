@@ -55,8 +55,15 @@ class Trained:
     def known(self) -> set[int]:
         """The ids of what a call may change: prepared modules, optimizers and their parameters."""
         modules = {id(module) for model in self._models for module in model.modules()}
-        buffers = {id(buffer) for model in self._models for buffer in model.buffers()}
-        return modules | buffers | {id(each) for each in (*self._all, *self._optimizers)}
+        tensors = {id(each) for model in self._models for each in (*model.parameters(), *model.buffers())}
+        held = {id(parameter) for optimizer in self._optimizers for parameter in _parameters_of(optimizer)}
+        return modules | tensors | held | {id(optimizer) for optimizer in self._optimizers}
+
+    def first_parameters(self) -> list[nn.Parameter]:
+        """The first trainable parameter of each model and of each optimizer."""
+        owned = [*(list(model.parameters()) for model in self._models), *map(_parameters_of, self._optimizers)]
+        firsts = (next((parameter for parameter in each if parameter.requires_grad), None) for each in owned)
+        return list({id(first): first for first in firsts if first is not None}.values())
 
     def state(self) -> TorchState:
         """For comparing workers."""
@@ -93,9 +100,13 @@ class Trained:
 
     def _read_marks(self) -> list[Any]:
         marks: list[Any] = list(map(_REQUIRES_GRAD, self._all))
-        marks += [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        for optimizer in self._optimizers:  # loops, not comprehensions: those are calls, and this is in every step
+            for group in optimizer.param_groups:
+                marks.append(len(group["params"]))
         # Not which tensors: some layers put another one into the place of a buffer in every forward.
-        marks += [value is None for buffers in self._buffer_dicts for value in buffers.values()]
+        for buffers in self._buffer_dicts:
+            for value in buffers.values():
+                marks.append(value is None)
         marks.append(len(self._models))
         return marks
 
@@ -136,3 +147,7 @@ class Trained:
 
 def _digest(layout: Any) -> str:
     return f"{zlib.crc32(repr(layout).encode()):08x}"
+
+
+def _parameters_of(optimizer: Any) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
