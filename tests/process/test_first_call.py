@@ -18,6 +18,7 @@ from duoka.frameworks.torch.function.shares import digest_sample
 from duoka.frameworks.torch.state import TorchState
 from duoka.frameworks.torch.tensors import as_bytes
 from tests.conftest import run_workers
+from tests.process import torch_later_calls  # noqa: F401 - it adds its cases
 from tests.process.test_contract_torch import strategy_of
 from tests.process.test_torch_loops import adapter_for
 from tests.process.torch_first_calls import FINE, LATE, NEVER, WARNED, WRONG
