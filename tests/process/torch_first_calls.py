@@ -340,7 +340,7 @@ def an_object(model, strategy):
     return lambda x, thing: model(x).mean(), (x, thing)
 
 
-# Found by a hostile reader: each trained silently to other numbers, or was refused although it is right.
+# Each of these once trained silently to other numbers, or was refused although it is right.
 
 
 @wrong("changes argument 1 in place")
