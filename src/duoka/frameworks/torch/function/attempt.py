@@ -20,6 +20,7 @@ from duoka.errors import MismatchError
 from duoka.frameworks.additivity import FEWEST_SAMPLES, split
 from duoka.frameworks.torch.function.extras import describe_error, exchange_metrics, fits_into_note
 from duoka.frameworks.torch.function.first_call import check_again, check_function
+from duoka.frameworks.torch.function.gradient_buffers import set_gradients
 from duoka.frameworks.torch.function.in_place import (
     read_parameter_versions,
     read_versions,
@@ -88,6 +89,7 @@ class Attempt:
         self._exchange: Exchange | None = None
         self._digests, self._title = digests, title
         self._bases = list(map(_GRAD, self._parameters))
+        self._has_bases = any(map(operator.is_not, self._bases, itertools.repeat(None)))
         if self._statistics.has_any:
             self._statistics.begin_batch()
             self._statistics.watch_still()
@@ -104,8 +106,7 @@ class Attempt:
     def restore(self) -> None:
         """Gradients and buffers are as before the call, unless it has finished."""
         if not self._is_finished:
-            for parameter, base in zip(self._parameters, self._bases, strict=True):
-                parameter.grad = base
+            set_gradients(self._parameters, self._bases)
             self._restore_buffers()
 
     def _restore_buffers(self) -> None:
@@ -117,9 +118,8 @@ class Attempt:
 
     def exchange(self, name: str) -> Notes:
         buffers = list(itertools.chain.from_iterable(map(_BUFFERS, self._buffers)))
-        for parameter, base in zip(self._parameters, self._bases, strict=True):
-            if base is not None:
-                parameter.grad = None
+        if self._has_bases:
+            set_gradients(self._parameters, itertools.repeat(None))
         self._exchange = self._collective.exchange([*buffers, *self._statistic_buffers], name)
         if self._collective.joining is not None:
             self._exchange.common_part = read_digests
@@ -301,8 +301,7 @@ class Attempt:
             backward(total, self._scaler, self._device, retain_graph=position < len(groups) - 1)
             gradients = list(map(_GRAD, self._parameters))
             unused = self._buffers[position].write(self._exchange, replica, gradients, factor)
-            for parameter in self._parameters:
-                parameter.grad = None
+            set_gradients(self._parameters, itertools.repeat(None))
             if used is not None:
                 if unused:
                     used |= [gradient is not None for gradient in gradients]
@@ -337,9 +336,8 @@ class Attempt:
         has_metrics = notes.has_metrics
         metrics = self._finish_metrics(notes) if has_metrics else None
         self._is_finished = True
-        for parameter, base in zip(self._parameters, self._bases, strict=True):
-            if base is not None:
-                parameter.grad = base
+        if self._has_bases:
+            set_gradients(self._parameters, self._bases)
         self._take_statistics(results, notes)
         for buffers, taken in zip(self._buffers, sums, strict=False):
             buffers.show(taken, notes.used)

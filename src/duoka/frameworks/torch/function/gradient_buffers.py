@@ -6,7 +6,10 @@ another. A large one is weighted on its way, so that it passes through memory on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import operator
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.frameworks.torch.layout import Layout, numpy_dtype
 from duoka.frameworks.torch.sparse import as_sparse, write_sparse
 
+# For map: loops over parameters are in every step, and run in C.
+_GRAD, _DTYPE, _IS_SPARSE = map(operator.attrgetter, ("grad", "dtype", "is_sparse"))
 _LARGE = 1 << 14  # elements: from here on, a second pass over memory costs more than a call
 
 
@@ -40,6 +45,9 @@ class GradientBuffers:
         touched = [torch.empty(len(parameters[index]), device="meta") for index in self._tables]
         self._layout = Layout.of([*(parameters[index] for index in order), *touched])
         self._order = order
+        self._ordered = [parameters[index] for index in order]
+        self._dtypes = [self._layout.dtypes[group] for group, _, _ in self._layout.places[: len(order)]]
+        self._has_tables = bool(self._tables)
         self._touched_at = {index: len(order) + number for number, index in enumerate(self._tables)}
         self._small_sizes = self._count_small()
         self._templates = self._group_templates()
@@ -48,7 +56,7 @@ class GradientBuffers:
             for size, dtype in zip(self._layout.sizes, self._layout.dtypes, strict=True)
         ]
         self._device = parameters[0].device if parameters else torch.device("cpu")
-        self._slots: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._slots: dict[int, _Views] = {}
 
     def _count_small(self) -> list[int]:
         """How many elements at the start of each flat buffer belong to small parameters."""
@@ -66,7 +74,7 @@ class GradientBuffers:
             groups[group].append(torch.empty(shape, device="meta"))
         return groups
 
-    def _views(self, exchange: Exchange, replica: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _views(self, exchange: Exchange, replica: int) -> _Views:
         """A replica's flat slots, and a view for each parameter and mask, in the order of the layout."""
         if exchange.is_witnessed(replica):
             return self._make_views(exchange, replica)
@@ -74,9 +82,10 @@ class GradientBuffers:
             self._slots[replica] = self._make_views(exchange, replica)
         return self._slots[replica]
 
-    def _make_views(self, exchange: Exchange, replica: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _make_views(self, exchange: Exchange, replica: int) -> _Views:
         flats = [torch.as_tensor(exchange.slot(buffer, replica)) for buffer in self.buffers]
-        return flats, self._with_strides(flats, self._layout.views(flats))
+        views = self._with_strides(flats, self._layout.views(flats))
+        return flats, views, views[: self._num_small]
 
     def _with_strides(self, flats: Sequence[torch.Tensor], views: list[torch.Tensor]) -> list[torch.Tensor]:
         """Let a gradient have its parameter's strides, as autograd does: fused optimizers rely on it."""
@@ -96,7 +105,35 @@ class GradientBuffers:
         Returns:
             Whether there were such parameters.
         """
-        flats, views = self._views(exchange, replica)
+        flats, views, small_views = self._views(exchange, replica)
+        ordered = list(map(gradients.__getitem__, self._order))
+        if not self._has_tables and not any(map(operator.is_, ordered, itertools.repeat(None))):
+            sources = ordered[: self._num_small]
+            if not any(map(_IS_SPARSE, sources)):
+                self._copy_small(flats, small_views, sources, weight)
+                for place in range(self._num_small, len(ordered)):
+                    _write_large(ordered[place], weight, views[place], None)
+                return False
+        return self._write_some(flats, views, gradients, weight)
+
+    def _copy_small(
+        self, flats: list[torch.Tensor], views: list[torch.Tensor], sources: Sequence[Any], weight: float
+    ) -> None:
+        if not views:
+            return
+        torch._foreach_copy_(views, sources)
+        for flat, size in zip(flats, self._small_sizes, strict=True):
+            if size and weight != 1.0:
+                flat[:size].mul_(weight)
+
+    def _write_some(
+        self,
+        flats: list[torch.Tensor],
+        views: list[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        weight: float,
+    ) -> bool:
+        """The same where some parameters have no gradient, or a sparse one."""
         small: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         zeros: list[torch.Tensor] = []
@@ -116,11 +153,7 @@ class GradientBuffers:
                 _write_large(gradient, weight, views[place], None if touched is None else views[touched])
         if zeros:
             torch._foreach_zero_(zeros)
-        if small:
-            torch._foreach_copy_(small, sources)
-            for flat, size in zip(flats, self._small_sizes, strict=True):
-                if size and weight != 1.0:
-                    flat[:size].mul_(weight)
+        self._copy_small(flats, small, sources, weight)
         return bool(zeros)
 
     def take(self, exchange: Exchange, divisor: float | None) -> list[torch.Tensor]:
@@ -141,6 +174,10 @@ class GradientBuffers:
 
     def show(self, sums: Sequence[torch.Tensor], used: np.ndarray | None) -> None:
         """Add the sums to `p.grad`, as autograd would. `used`: of which parameters; None: of all."""
+        is_plain = used is None and not self._has_tables and list(map(_DTYPE, self._ordered)) == self._dtypes
+        if is_plain and not any(map(operator.is_not, map(_GRAD, self._ordered), itertools.repeat(None))):
+            set_gradients(self._ordered, sums)
+            return
         for place, index in enumerate(self._order):
             if used is not None and not used[index]:
                 continue
@@ -153,6 +190,14 @@ class GradientBuffers:
                 parameter.grad = total
             else:
                 parameter.grad = parameter.grad.add_(total)
+
+
+_Views = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+
+
+def set_gradients(parameters: Sequence[torch.Tensor], gradients: Iterable[torch.Tensor | None]) -> None:
+    """Set `p.grad` of these parameters."""
+    deque(map(setattr, parameters, itertools.repeat("grad"), gradients), maxlen=0)
 
 
 def _is_dense(parameter: torch.Tensor) -> bool:
