@@ -62,7 +62,7 @@ class StepWatch:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         owner = self._owner
-        if owner.is_function or owner.num_replicas == 1:
+        if not owner.is_plain or owner.num_replicas == 1:
             return
         if owner.has_kept_gradients:
             raise MismatchError(
