@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from duoka.checkpoint.memory_snapshot import SnapshotMemory
 from duoka.collectives.board import Board, Work
 from duoka.collectives.mailbox import wake
 from duoka.errors import LaunchError, Stopped
@@ -98,11 +99,11 @@ class Crew:
         self.workers: dict[int, Worker] = {}
         self.watchman = Watchman(self.describe, say, self.note, self.tell, clock)
 
-    def open(self) -> None:
+    def open(self, snapshots: SnapshotMemory | None = None) -> None:
         """Make what the workers share. Nothing is left open if that cannot be done."""
         self._guardian = Guardian()
         try:
-            self._plumbing = Plumbing(self._plan.num_workers)
+            self._plumbing = Plumbing(self._plan.num_workers, snapshots)
         except OSError as error:
             self._guardian.close()
             raise self.cannot_start(error) from error

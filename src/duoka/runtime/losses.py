@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from duoka.checkpoint.memory_snapshot import Entry, SnapshotMemory
 from duoka.collectives.board import Row
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import DuokaError
@@ -28,6 +29,11 @@ class History:
 
     deaths: Deaths
     kept: Kept | None = None
+    snapshots: SnapshotMemory | None = None
+
+    def find_snapshot(self) -> Entry | None:
+        """The newest one that is complete."""
+        return None if self.snapshots is None else self.snapshots.ledger.newest()
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,9 @@ class Losses:
             return
         self._outcome.exit_code = 128 + number
         self._outcome.last_line = f"{text}; no worker is left."
-        if is_anybody_coming:  # nobody to join, but there may be something to go on from
+        if self._history.find_snapshot() is not None:
+            self._outcome.way_back = self._find_way(f"{text}; no worker is left")
+        elif is_anybody_coming:  # nobody to join, but there may be something to go on from
             what = f"{text}; no worker is left that others could join"
             if self._history.kept is None:
                 self._outcome.last_line = f"{what}. With strategy.checkpoint a run goes on from the last one by itself."
@@ -183,7 +191,7 @@ class Losses:
 
     def _find_way_after_loss(self) -> WayBack | None:
         death = self._last_death
-        if death is None or self._history.kept is None:
+        if death is None or (self._history.kept is None and self._history.find_snapshot() is None):
             return None
         return self._find_way(
             f"{self._crew.describe(death.worker)} was lost at step {death.work.step}, which cannot be done again"
@@ -191,10 +199,17 @@ class Losses:
 
     def _find_way(self, why: str, agreed_step: int | None = None) -> WayBack:
         """Not gone without respawn: whoever leaves that out starts runs again himself."""
-        kept = self._history.kept
-        assert kept is not None
-        is_wanted = kept.resumes and self._plan.respawn and not self._shutdown.termination.is_wished
-        return WayBack(why, kept.directory, is_wanted, agreed_step)
+        kept, snapshots = self._history.kept, self._history.snapshots
+        if snapshots is not None and agreed_step is not None:
+            snapshots.ledger.void_after(agreed_step)
+        snapshot = self._history.find_snapshot()
+        resumes = kept is not None and kept.resumes
+        is_possible = resumes or (snapshot is not None and agreed_step is None)
+        is_wanted = is_possible and self._plan.respawn and not self._shutdown.termination.is_wished
+        # A run with resume=False starts again from a snapshot only, and its checkpoints are none of its beginning.
+        is_left_out = kept is None or (snapshot is not None and agreed_step is None and not resumes)
+        directory = "" if kept is None or is_left_out else kept.directory
+        return WayBack(why, directory, is_wanted, agreed_step, snapshot, self._clock())
 
     # One that has come back, and does not fit to the others; see `comebacks.py`.
 

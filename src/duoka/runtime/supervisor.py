@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from duoka.checkpoint.memory_snapshot import SnapshotMemory
 from duoka.runtime.crew import Crew, Starter, Worker
 from duoka.runtime.decisions import Kept, Standing, State, exit_code, judge
 from duoka.runtime.losses import History, Losses
@@ -55,7 +56,7 @@ class Supervisor:
 
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
-        self._crew.open()
+        self._crew.open(self._make_snapshots())
         try:
             self._begin_all(signals)
             if wakeup is not None:
@@ -76,6 +77,21 @@ class Supervisor:
         self._losses.see_end()
         self._outcome.states = {w.number: w.state for w in self._crew.workers.values()}
         return self._outcome
+
+    def _make_snapshots(self) -> SnapshotMemory | None:
+        """The memory of the run, made by its first start."""
+        if self._plan.takes_snapshots and self._history.snapshots is None:
+            try:
+                self._history.snapshots = SnapshotMemory(self._plan.num_workers)
+            except OSError as error:
+                raise self._crew.cannot_start(error) from error
+        return self._history.snapshots
+
+    def end_run(self) -> None:
+        """No other start of this run follows: its snapshots are gone."""
+        if self._history.snapshots is not None:
+            self._history.snapshots.close()
+            self._history.snapshots = None
 
     def make_next(self) -> Supervisor:
         """Another one for the same run, to start all workers anew. What has killed before is not forgotten."""

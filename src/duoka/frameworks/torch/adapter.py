@@ -497,20 +497,28 @@ class TorchAdapter:
     def is_state_wanted(self) -> bool:
         return self.options.borders.is_state_wanted
 
-    def _resume_rehearsal(self) -> None:
+    @property
+    def can_be_snapshotted(self) -> bool:
+        """Whether its state is all that a restart of all workers needs."""
+        joining = self._collective.joining
+        is_refused = joining is None or joining.is_refused
+        return self._styles.is_function and self._rejoin.is_possible and not is_refused
+
+    def _resume_before_loop(self) -> None:
         rehearsal = self._collective.rehearsal
         if rehearsal is not None and (state := rehearsal.load_state()) is not None:
             self.restore(state)
+        self.options.borders.resume(self)
 
     def walk_epochs(self, num_epochs: int) -> Iterator[int]:
-        self._resume_rehearsal()
+        self._resume_before_loop()
         if self._rejoin.follow() or self._styles.is_function or self._training_loop.is_pending:
             return self._training_loop.epochs(num_epochs)
         epochs = self.epochs.walk(num_epochs)
         return epochs if self._styles.is_plain else self._training_loop.follow(epochs)
 
     def walk_steps(self, num_steps: int) -> Iterator[int]:
-        self._resume_rehearsal()
+        self._resume_before_loop()
         self._rejoin.follow()
         self._styles.choose_function()
         return self._training_loop.steps(num_steps)
