@@ -61,17 +61,18 @@ class Returns:
         if reason := self._why_not(way_back):
             self._say(f"{way_back.why}; {reason}, and the run ends.")
             return False
-        if way_back.snapshot is not None:
-            what, step = _choose(way_back.snapshot, way_back.directory)
-            self._restarts.note(step)
-            repeated = f" ({way_back.lost_at - way_back.snapshot.at:.1f} s of training are repeated)"
-            repeated = repeated if step == way_back.snapshot.step else ""
-            self._say(f"{way_back.why}; all workers restart from the {what} of step {step}{repeated}.")
-            return True
-        self._count += 1
-        times = f"{self._count} of at most {MOST_RETURNS} times"
-        self._say(f"{way_back.why}; all workers start anew, {_tell_where(way_back.directory)} ({times}).")
+        self._say(f"{way_back.why}; all workers {self._begin(way_back)}.")
         return True
+
+    def _begin(self, way_back: WayBack) -> str:
+        """Count this start. Returns where it goes on, in words."""
+        if (snapshot := way_back.snapshot) is None:
+            self._count += 1
+            return f"start anew, {_tell_where(way_back.directory)} ({self._count} of at most {MOST_RETURNS} times)"
+        what, step = _choose(snapshot, way_back.directory)
+        self._restarts.note(step)
+        repeated = f" ({way_back.lost_at - snapshot.at:.1f} s of training are repeated)"
+        return f"restart from the {what} of step {step}{repeated if step == snapshot.step else ''}"
 
     def _why_not(self, way_back: WayBack) -> str:
         if way_back.snapshot is not None:
