@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Told
-from tests.process.snapshot_training import Notes, Story, reference, run, run_body
+from tests.process.snapshot_training import Notes, Story, keep_at, reference, run, run_body
 
 pytestmark = [pytest.mark.torch]
 LINE = re.compile(
@@ -47,10 +46,17 @@ def late(notes: Notes, step: int) -> bool:
 def test_a_run_whose_workers_are_all_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path, calm):
     told = run(Story(tmp_path, late))
     check(told, calm)
-    ((what, step),) = restarts(told)
-    assert what == "snapshot in memory" and 0 < step < 47
-    assert step in Notes(tmp_path).read("complete")
+    assert restarts(told) == [("snapshot in memory", 43)]
     assert len(told.outcome.lost) == 2 and Notes(tmp_path).read("life-1") == [0, 0]
+
+
+def test_a_state_that_is_kept_when_it_is_due_is_restarted_from(tmp_path, calm):
+    def soon(notes: Notes, step: int) -> bool:
+        return notes.is_first_life and bool(notes.read("complete"))
+
+    told = run(Story(tmp_path, soon, keeps=None, seconds=0.05))
+    check(told, calm)
+    assert restarts(told) == [("snapshot in memory", Notes(tmp_path).read("complete")[0])]
 
 
 def test_a_worker_that_dies_while_it_writes_leaves_the_older_snapshot(tmp_path, calm):
@@ -58,11 +64,10 @@ def test_a_worker_that_dies_while_it_writes_leaves_the_older_snapshot(tmp_path, 
         """The others die as soon as the writer has."""
         return notes.is_first_life and len(notes.read("begun")) >= 3
 
-    told = run(Story(tmp_path, follow, torn=3, seconds=0.02))
+    told = run(Story(tmp_path, follow, torn=3))
     check(told, calm)
-    begun = Notes(tmp_path).read("begun")
-    assert begun[2] > begun[1] and begun[2] not in Notes(tmp_path).read("complete")[:2], "it died while it wrote"
-    assert restarts(told) == [("snapshot in memory", begun[1])]
+    assert Notes(tmp_path).read("begun")[:4] == [7, 13, 19, 19], "it died while it wrote"
+    assert restarts(told) == [("snapshot in memory", 13)]
 
 
 @pytest.mark.parametrize("given", [{"snapshot_s": None}, {"respawn": False}])
@@ -74,24 +79,18 @@ def test_without_snapshots_or_replacements_the_loss_of_all_ends_the_run(tmp_path
 
 
 def test_a_snapshot_that_is_newer_than_the_last_checkpoint_is_taken(tmp_path, calm):
-    def soon(notes: Notes, step: int) -> bool:
-        complete = notes.read("complete")
-        return notes.is_first_life and bool(complete) and complete[-1] > 24
-
-    told = run(Story(tmp_path, soon, checkpoint={"every_steps": 24}))
+    told = run(Story(tmp_path, late, checkpoint={"every_steps": 24}))
     check(told, calm)
-    ((what, step),) = restarts(told)
-    assert what == "snapshot in memory" and step > 24
+    assert restarts(told) == [("snapshot in memory", 43)] and (tmp_path / "saved" / "step-00000024").exists()
 
 
 def test_a_checkpoint_that_is_newer_than_the_last_snapshot_is_taken(tmp_path, calm):
     def later(notes: Notes, step: int) -> bool:
         return (tmp_path / "saved" / "step-00000040").exists() and notes.is_first_life
 
-    # One snapshot soon after the first step, and none in the next hour; checkpoints of steps 20 and 40.
-    told = run(Story(tmp_path, later, checkpoint={"every_steps": 20}, seconds=0.03), snapshot_s=3600.0)
+    told = run(Story(tmp_path, later, checkpoint={"every_steps": 20}, seconds=0.03, keeps=(5,)))
     check(told, calm)
-    assert Notes(tmp_path).read("complete")[0] < 40 and restarts(told) == [("checkpoint", 40)]
+    assert Notes(tmp_path).read("complete") == [6] and restarts(told) == [("checkpoint", 40)]
 
 
 def test_a_run_that_begins_anew_each_time_keeps_its_checkpoints_when_it_restarts(tmp_path, calm):
@@ -103,17 +102,12 @@ def test_a_run_that_begins_anew_each_time_keeps_its_checkpoints_when_it_restarts
 
 def test_three_starts_that_come_to_no_later_snapshot_are_the_last(tmp_path):
     def always(notes: Notes, step: int) -> bool:
-        complete = notes.read("complete")
-        return bool(complete) and step > complete[0]
+        return step > 10
 
-    told = run(Story(tmp_path, always), snapshot_s=3600.0)
+    told = run(Story(tmp_path, always))
     assert told.outcome.exit_code == 137, told.said
-    step = Notes(tmp_path).read("complete")[0]
-    assert restarts(told) == [("snapshot in memory", step)] * 3
-    assert (
-        f"it has started 3 times from step {step}, and has come to no later snapshot, and the run ends."
-        in (told.said[-1])
-    )
+    assert restarts(told) == [("snapshot in memory", 7)] * 3
+    assert "it has started 3 times from step 7, and has come to no later snapshot, and the run ends." in told.said[-1]
     assert Notes(tmp_path).read("life-1") == [0] * 4
 
 
@@ -140,15 +134,14 @@ class Sums:
 
 def add_up(session: Any, directory: Path, *, is_calm: bool = False) -> dict[str, Any]:
     """Without a framework: what the runtime and the policy do for trainings of which every worker keeps its state."""
-    training, collective, notes = Sums(session.worker), session.collective, Notes(directory)
+    training, collective, notes = Sums(session.worker), session.collective, Notes(directory, session.worker)
     notes.add(f"life-{session.worker}", 0)
-    life = len(notes.read(f"life-{session.worker}"))
+    keep_at(tuple(range(6, 60, 6)))
     session.borders.resume(training)
     while training.step < 60:
-        time.sleep(0.02)
         session.borders.at_border(training)
         collective.work_on(training.step, [session.worker])
-        if not is_calm and (session.worker, training.step, life) == (1, 41, 1):
+        if not is_calm and (session.worker, training.step, notes.is_first_life) == (1, 41, True):
             os.kill(os.getpid(), signal.SIGKILL)
         total = collective.all_reduce([training.own])
         collective.end_step()
@@ -164,12 +157,11 @@ def test_a_step_that_cannot_be_done_again_restarts_all_workers_from_their_own_sn
     told = run_body(lambda session: add_up(session, tmp_path))
     assert told.outcome.exit_code == 0, (told.said, told.outcome.failure)
     (line,) = [line for line in told.said if "restart" in line]
-    match = re.fullmatch(
+    assert re.fullmatch(
         r"worker 1 \(cpu:0/v1\) was lost at step 41, which cannot be done again; all workers restart from the snapshot"
-        r" in memory of step (\d+) \(\d+\.\d s of training are repeated\)\.",
+        r" in memory of step 37 \(\d+\.\d s of training are repeated\)\.",
         line,
-    )
-    assert match is not None, line
-    assert [told.results[worker]["restored_from"] for worker in (0, 1)] == [int(match[1])] * 2
+    ), line
+    assert [told.results[worker]["restored_from"] for worker in (0, 1)] == [37, 37]
     own = [[results[worker]["own"] for worker in (0, 1)] for results in (calm.results, told.results)]
     assert own[0] == own[1] and own[0][0] != own[0][1]
