@@ -142,6 +142,14 @@ def test_a_start_after_a_loss_continues_from_the_newest_snapshot(memory):
     assert again.said == ["resumed from the snapshot in memory of step 13 (0.0 s)"]
 
 
+def test_a_new_main_worker_waits_as_long_as_the_one_before_would_have(memory):
+    run = Run(memory)
+    run.train(14)
+    for snapshots in run.snapshots:
+        snapshots._collective.main = 1  # type: ignore[misc]
+    assert run.train(20) == [13, 24]
+
+
 def test_a_checkpoint_of_a_later_step_goes_first(memory):
     Run(memory).train(20)
     again = Run(memory)

@@ -114,7 +114,9 @@ class Snapshots:
         if training.step == self._first_step:
             return False  # optimizers have no state before their first step
         if self._due is None:
-            self._due = self._begin + self._estimate(training) / self._share
+            newest = self._files.ledger.newest()  # of the main worker before this one, or of the start before
+            earliest = self._begin if newest is None else newest.at + self._least_s
+            self._due = max(earliest, self._begin + self._estimate(training) / self._share)
         return self._clock() >= self._due
 
     def _estimate(self, training: Restorable) -> float:
