@@ -172,7 +172,7 @@ def test_trainings_that_cannot_be_snapshotted_and_second_ones_are_left_alone(mem
 def test_too_little_memory_is_logged_once_and_training_goes_on(memory):
     run = Run(memory, free=1000)
     assert run.train(40) == []
-    assert run.said == ["no more snapshots in memory are taken: 0 MB for it cannot be had, 0 MB are free"]
+    assert run.said == ["no more snapshots in memory are taken: 0 MB of memory for one cannot be had, 0 MB are free"]
 
 
 def test_what_cannot_be_saved_is_logged_once_and_older_snapshots_stay(memory):
@@ -181,6 +181,13 @@ def test_what_cannot_be_saved_is_logged_once_and_older_snapshots_stay(memory):
     for training in run.trainings:
         training.capture = lambda: {"thing": object()}  # type: ignore[method-assign]
     assert run.train(40) == [2] and len(run.said) == 1 and "which cannot be saved" in run.said[0]
+
+
+def test_an_error_in_an_object_of_the_script_does_not_end_the_run(memory):
+    run = Run(memory)
+    for training in run.trainings:
+        training.capture = lambda: {}["missing"]  # type: ignore[method-assign]
+    assert run.train(40) == [] and run.said == ["no more snapshots in memory are taken: KeyError: 'missing'"]
 
 
 # The memory.

@@ -23,6 +23,7 @@ from duoka.checkpoint.storage import PART_FORMAT, StoredTensor, list_parts
 from duoka.errors import OutOfMemory
 
 NUM_FILES = 2  # of each part
+_ROOM = 2  # times what is written must be free: training needs memory, too
 _FIELDS = struct.Struct("<qqqdq")
 _CHECK = struct.Struct("<Q")
 _ENTRY_BYTES = _FIELDS.size + _CHECK.size
@@ -155,8 +156,9 @@ class SnapshotFiles:
         self.ledger.commit(part, number, replace(entry, nbytes=nbytes))
 
     def _check_room(self, num_more: int) -> None:
-        if num_more > 0 and num_more > (free := self._available_bytes()):
-            raise OutOfMemory(f"{num_more / 2**20:,.0f} MB for it cannot be had, {free / 2**20:,.0f} MB are free.")
+        if num_more > 0 and _ROOM * num_more > (free := self._available_bytes()):
+            needed = f"{_ROOM * num_more / 2**20:,.0f} MB of memory"
+            raise OutOfMemory(f"{needed} for one cannot be had, {free / 2**20:,.0f} MB are free.")
 
     def open(self, part: int, entry: Entry) -> BinaryIO:
         """Open this part of a complete snapshot for reading."""

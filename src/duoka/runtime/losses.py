@@ -206,9 +206,7 @@ class Losses:
         resumes = kept is not None and kept.resumes
         is_possible = resumes or (snapshot is not None and agreed_step is None)
         is_wanted = is_possible and self._plan.respawn and not self._shutdown.termination.is_wished
-        # A run with resume=False starts again from a snapshot only, and its checkpoints are none of its beginning.
-        is_left_out = kept is None or (snapshot is not None and agreed_step is None and not resumes)
-        directory = "" if kept is None or is_left_out else kept.directory
+        directory = kept.directory if kept is not None and (resumes or agreed_step is not None) else ""
         return WayBack(why, directory, is_wanted, agreed_step, snapshot, self._clock())
 
     # One that has come back, and does not fit to the others; see `comebacks.py`.

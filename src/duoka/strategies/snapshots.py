@@ -21,7 +21,7 @@ from duoka.checkpoint.files import collect, load_tensors, naming_errors
 from duoka.checkpoint.memory_snapshot import Entry, SnapshotFiles
 from duoka.checkpoint.storage import StoredTensor, read_part_tree
 from duoka.collectives.collective import Collective
-from duoka.errors import CheckpointError, OutOfMemory
+from duoka.errors import DuokaError, OutOfMemory
 from duoka.strategies.borders import Borders
 from duoka.strategies.strategy import Restorable
 
@@ -139,18 +139,19 @@ class Snapshots:
             try:
                 self._files.write(part, Entry(training.step, boundary, num_parts, begin), *found)
             except (OutOfMemory, OSError) as error:
-                self._give_up(str(error))
+                self._give_up(error)
         end = self._clock()
         self._due = end + max(self._least_s, (end - begin) / self._share)
 
     def _collect(self, training: Restorable) -> tuple[Any, dict[str, StoredTensor]] | None:
         try:
             return collect({"run": training.capture(), "also": self._borders.also.capture()}, self._codecs())
-        except CheckpointError as error:
-            self._give_up(error.what)
+        except Exception as error:  # as in a hand-over: the script never asked for this, and must not end for it
+            self._give_up(error)
             return None
 
-    def _give_up(self, why: str) -> None:
-        """The run is as well without: but then the loss of all workers ends it."""
+    def _give_up(self, error: Exception) -> None:
+        """The run trains on. When all its workers are lost, it has only older snapshots, or none."""
         self._has_failed = True
-        self._say(f"no more snapshots in memory are taken: {why.rstrip('.')}")
+        what = error.what if isinstance(error, DuokaError) else f"{type(error).__name__}: {error}"
+        self._say(f"no more snapshots in memory are taken: {what.splitlines()[0].rstrip('.')}")
