@@ -57,7 +57,7 @@ class Story:
     dies: Dies = lambda notes, step: False
     torn: int = -1  # the snapshot of this number is begun, and its writer dies
     checkpoint: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.005  # of a step
+    seconds: float = 0.005  # of a step, in the first start
     keeps: tuple[int, ...] | None = tuple(range(6, 60, 6))  # a snapshot is named at these steps; None: when it is due
 
 
@@ -87,7 +87,7 @@ def train(session: Any, story: Story) -> dict[str, Any]:
     for epoch in strategy.epochs(EPOCHS):
         strategy.save(story.directory / f"epoch-{epoch}", {"model": model.state_dict()})
         for batch in strategy.batches(loader):
-            time.sleep(story.seconds)
+            time.sleep(story.seconds if notes.is_first_life else 0)
             optimizer.zero_grad()
             strategy.backward(loss_of, batch)
             optimizer.step()

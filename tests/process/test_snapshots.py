@@ -54,7 +54,7 @@ def test_a_state_that_is_kept_when_it_is_due_is_restarted_from(tmp_path, calm):
     def soon(notes: Notes, step: int) -> bool:
         return notes.is_first_life and bool(notes.read("complete"))
 
-    told = run(Story(tmp_path, soon, keeps=None, seconds=0.05))
+    told = run(Story(tmp_path, soon, keeps=None, seconds=0.15))
     check(told, calm)
     assert restarts(told) == [("snapshot in memory", Notes(tmp_path).read("complete")[0])]
 

@@ -104,6 +104,7 @@ class Snapshots:
         if self._has_failed or not getattr(training, "can_be_snapshotted", False):
             return False
         if self._training is None:
+            self._codecs()  # imports what it needs: once, and not what a snapshot costs
             self._training, self._first_step, self._begin = training, training.step, self._clock()
         return training is self._training
 
