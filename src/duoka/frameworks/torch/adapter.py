@@ -84,9 +84,10 @@ class TorchAdapter(Training):
         )
         self._loop = PlainLoop(collective, self._base_seed, self, self.tell_once)
         self._gradients = PlainExchange(
-            collective, trained, self._loop.find_share, self._describe_rates, self.checks, check=self.check_inside
+            collective, trained, self._loop.find_share, self._describe_rates, check=self.check_inside
         )
         self._steps = StepWatch(self)
+        self._compared_step: int | None = None
         self._loaders = Loaders(
             collective, self._base_seed, device, self._styles.choose_function, self.tell_once, self._training_loop
         )
@@ -207,6 +208,8 @@ class TorchAdapter(Training):
     def _begin_plain(self) -> None:
         if self._collective.num_replicas == 1:
             return
+        if self._collective.rehearsal is not None:
+            self._collective.rehearsal.note_plain()
         self._rejoin.begin()
         self._rejoin.refuse("a plain loop cannot compute its samples, so all workers restart")
         self._gradients.end()  # its hooks are not the user's
@@ -224,15 +227,23 @@ class TorchAdapter(Training):
 
     def begin_batch(self) -> None:
         self._steps.begin_batch()
+        self._compare()
         if self._collective.num_replicas == 1:
             return
         self._gradients.check_complete()
+        self._collective.work_on(self._num_steps, self._collective.replicas)
         self._gradients.watch()
         statistics = self._calls.trained.statistics
         if statistics.has_any:
             statistics.begin_batch()
             statistics.watch_still()
         self._watch_single_samples()
+
+    def _compare(self) -> None:
+        """Between two steps: are all workers equal? Batches that are only evaluated are no steps."""
+        if self._num_steps != self._compared_step:
+            self._compared_step = self._num_steps
+            self.checks.at_border(self._num_steps, self._calls.trained.state)
 
     def _watch_single_samples(self) -> None:
         """BatchNorm cannot normalise one sample: an error that names the layer."""

@@ -86,11 +86,18 @@ class Training:
         lines = [*self._train_state.check(state), *self.registered.check(state["registered"])]
         if lines and not is_again:
             self.tell_once(f"the run continues with the saved values: {'; '.join(lines)}")
+        if self._styles.is_plain and not is_again and self._collective.num_replicas > 1:
+            self._tell_of_registered(state)
         self._train_state.put(state, self.registered, is_again=is_again)
         self._gradients.restore(state["plain"])
         self._num_steps = state["plain"]["steps"]
         if (rehearsal := self._collective.rehearsal) is not None:
             rehearsal.note_resumed()
+
+    def _tell_of_registered(self, state: dict[str, Any]) -> None:
+        """A plain loop may count its own samples. A checkpoint has the values of the worker that wrote it."""
+        if names := ", ".join(state["registered"]["values"]):
+            self.tell_once(f"registered values continue on all workers as the main worker had them: {names}")
 
     def _choose_saved_style(self, name: str) -> None:
         if name == FUNCTION:
@@ -155,7 +162,7 @@ class Training:
         if self._styles.is_function:
             self._rejoin.allow()
         if (rehearsal := self._collective.rehearsal) is not None and (position := self.boundary) is not None:
-            rehearsal.at_training_boundary(self.batch, position.describe(), self.capture)
+            rehearsal.at_training_boundary(self.step, position.describe(), self.capture)
         self._borders.at_border(self)
 
     def at_end(self) -> None:
