@@ -45,6 +45,10 @@ class Rehearsal(Protocol):
         """The state of the run can be saved here, and the script may end."""
         ...
 
+    def note_plain(self) -> None:
+        """The script trains in a plain loop: one replica per worker, and a restart after a loss."""
+        ...
+
     def load_state(self) -> Any:
         """The state from which this run continues; None if it begins."""
         ...

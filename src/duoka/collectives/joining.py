@@ -94,11 +94,6 @@ class Joining:
             self._declare(reason)
             self._answers.close()
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether this program cannot be joined, as far as is known."""
-        return bool(self._told)
-
     def _declare(self, reason: str) -> None:
         if self._told != reason:
             self._told = reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -127,22 +127,12 @@ class Mirrored(Loops, Saving):
             return self._loop_of_strategy.step
         return self._step if self._adapter is None else self._adapter.step
 
-    @property
-    def stepped(self) -> bool:
-        """Whether the batch of this loop body is complete: True once per global batch, on every worker."""
-        return self._adapter is None or self._adapter.stepped
-
-    @property
-    def count(self) -> int | None:
-        """The true number of rows of this loop body; 0 for a stand-in."""
-        return None if self._adapter is None else self._adapter.count
-
     @as_it_is
     def weigh(self, loss: Any, count: Any = None) -> Any:
-        """For losses that are not means over rows: say over how many things (tokens) this one is a mean.
+        """For losses that are not means over samples: say over how many things (tokens) this one is a mean.
 
         The counts of all replicas are added up, and the gradient is divided by that once. Without a count the loss
-        is a sum, and the replicas' gradients are added up as they are. Call it before `backward`, in every body.
+        is a sum, and the replicas' gradients are added up as they are.
         """
         if self._loop_of_strategy is not None and self._loop_of_strategy.is_running:
             return self._loop_of_strategy.weigh(loss, count)
@@ -180,6 +170,15 @@ class Mirrored(Loops, Saving):
         """One row per sample: returned as a metric, it comes back whole and in batch order on every worker."""
         return self._function_style().rows(tensor)
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In a plain loop: backwards inside exchange nothing. The next one outside exchanges what they have added up.
+
+        >>> with strategy.no_sync() if (i + 1) % 4 else nullcontext():  # doctest: +SKIP
+        ...     (loss_fn(model(x), y) / 4).backward()
+        """
+        no_sync: AbstractContextManager[None] = self._function_style().no_sync()
+        return no_sync
+
     def _function_style(self) -> Any:
         if self._adapter is None or not hasattr(self._adapter, "backward"):
             raise MismatchError(
@@ -187,18 +186,6 @@ class Mirrored(Loops, Saving):
                 do="call model, optimizer, loader = strategy.prepare(model, optimizer, loader) first.",
             )
         return self._adapter
-
-    def accumulate(self, num_batches: int) -> None:
-        """Update the weights with every k-th global batch only, and with the last one of a loader.
-
-        The loop stays as it is: `optimizer.step()` and the schedulers do something when an update is due, and `p.grad`
-        is then the mean over all rows of those batches, as if they had been one. Call it before the loop.
-        """
-        if self._adapter is None:
-            raise MismatchError("There is nothing to accumulate yet.", do="call strategy.prepare first.")
-        if not isinstance(num_batches, int) or num_batches < 1:
-            raise MismatchError(f"accumulate({num_batches!r}).", do="give a number of batches, 1 or more.")
-        self._adapter.accumulate(num_batches)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The epochs of a run, from where it stands: a resumed one does not go through its finished epochs again.
@@ -232,9 +219,18 @@ class Mirrored(Loops, Saving):
         >>> state = strategy.register(n=0, best=0.0, ema=averaged_model)  # doctest: +SKIP
         >>> state.n += 1  # doctest: +SKIP
         """
-        registered = self._function_style().registered
-        registered.register(things)
-        return registered
+        registered = getattr(self._adapter, "registered", None)
+        if registered is not None:
+            registered.register(things)
+            return registered
+        if self._adapter is None:
+            self._refuse_early_register()
+        self._register_objects(things)
+        return None
+
+    def _refuse_early_register(self) -> None:
+        if "torch" in sys.modules and not {"keras", "tensorflow"} & set(sys.modules):
+            raise MismatchError("strategy.register was called before strategy.prepare.", do="call it after.")
 
     @property
     def resumed(self) -> bool:
@@ -242,29 +238,17 @@ class Mirrored(Loops, Saving):
         has_checkpoint = self._checkpoints is not None and self._checkpoints.resumed_step is not None
         return has_checkpoint or self._session.is_restarted
 
-    def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Like enumerate(), with one number for all replicas of a global batch."""
-        start: int | None = None
-        loop = self._loop_of_strategy
-        for position, batch in builtins.enumerate(loader):
-            if self._adapter is None or self._adapter.count is None:
-                first = 0 if loop is None else loop.first_batch_of(loader)
-                yield (
-                    first + position,
-                    batch,
-                )  # no body of a global batch: an evaluation loop, or a loader that is not prepared
-                continue
-            start = self._adapter.batch - self._adapter.first_batch if start is None else start
-            yield self._adapter.batch - start, batch
+    def prepare(self, *objects: Any, sharded: bool = False) -> Any:
+        """Tie models, optimizers, loaders, schedulers and scalers to this run; they are returned in the same order.
 
-    def prepare(self, *objects: Any) -> Any:
-        """Tie models, optimizers, loaders, schedulers and scalers to this run; they come back in the same order.
-
-        A model stays the same object. The batch size of a loader is the global one.
+        A model stays the same object. The batch size of a loader is the global one. With `sharded`, each worker's
+        loader yields samples of its own, which it has chosen by `strategy.worker`: for streams, in plain style.
         """
         if self._adapter is None:
             self._adapter = self._unprepared or self._session.adapter(objects, self._options)
-        prepared = self._adapter.prepare(objects)
+        if sharded and not hasattr(self._adapter, "backward"):
+            raise MismatchError("sharded=True is for PyTorch loaders.", do="leave it out.")
+        prepared = self._adapter.prepare(objects, is_sharded=True) if sharded else self._adapter.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     @contextmanager
@@ -323,9 +307,9 @@ class Mirrored(Loops, Saving):
 
         One value stands for all replicas of this worker together; a list has one for each of `local_replicas`.
         """
-        if (pending := self._contribute("sum", value)) is not None:
-            return pending
         values = [as_array(v) for v in self._on_host(value)]
+        if self._is_idle("sum"):
+            values = [np.zeros_like(v) for v in values]
         return self._over_replicas.sum(values, is_list=isinstance(value, (list, tuple)))
 
     def mean(self, value: Any, count: Any = None) -> Any:
@@ -334,8 +318,10 @@ class Mirrored(Loops, Saving):
         One value stands for all replicas of this worker together, with one count; without a count it weighs as many
         times as there are such replicas. A list has one value, and one count, for each of `local_replicas`.
         """
-        if (pending := self._contribute("mean", value, count)) is not None:
-            return pending
+        is_idle = self._is_idle("mean")
+        if count is None and not isinstance(value, (list, tuple)):
+            count = None if self._adapter is None else self._adapter.num_samples
+        count = 0 if is_idle else count
         values = [_as_float(v) for v in self._on_host(value)]
         is_list = isinstance(value, (list, tuple))
         if not is_list and isinstance(count, (list, tuple)):
@@ -358,8 +344,7 @@ class Mirrored(Loops, Saving):
         """
         if self._loop_of_strategy is not None and (self.replicas == 1 or self._loop_of_strategy.owns(value)):
             return self._loop_of_strategy.gather(value, axis)
-        if (pending := self._contribute("gather", value)) is not None:
-            return pending
+        value = None if self._is_idle("gather") else value
         values = list(value) if isinstance(value, (list, tuple)) else self._in_first_place(value)
         adapter = self._adapter_for(value for value in values if value is not None)
         given = self._over_replicas.gather([_carry(value, adapter) for value in values])
@@ -392,10 +377,13 @@ class Mirrored(Loops, Saving):
         self._refuse_in_evaluation("barrier")
         self._session.collective.barrier()
 
-    def _contribute(self, kind: str, value: Any, count: Any = None) -> Any:
-        """In a loop body a number is handed in, and known when the batch is complete."""
-        self._refuse_in_evaluation(kind)
-        return None if self._adapter is None else self._adapter.contribute(kind, value, count)
+    def _is_idle(self, call: str) -> bool:
+        """Whether this worker has no samples in the batch under way: what it computes does not count."""
+        self._refuse_in_evaluation(call)
+        if self._adapter is None:
+            return False
+        self._adapter.refuse_number(call)
+        return self._adapter.num_samples == 0
 
     def _refuse_in_evaluation(self, call: str) -> None:
         adapter = self._adapter or self._unprepared

@@ -30,15 +30,14 @@ class Saving:
         every_s: float | None = None,
         keep: int | None = 3,
         resume: bool = True,
-        also: Mapping[str, Any] | None = None,
     ) -> Checkpoints:
         """Save the whole run every so many steps or seconds (ten minutes), and go on from what is there already.
 
         Call it once: in PyTorch after `prepare`, else anywhere before training. It looks for the newest verified
         checkpoint, and puts the run back to it, at once or when training begins: the next batch is the exact next one,
         and the bits are those of a run that never stopped, on any number of workers. Without one the run begins.
-        `resume=False` begins a new run and moves older checkpoints aside. `also` names objects of your own, as the
-        method of this name does. On SIGTERM the step is finished and saved.
+        `resume=False` begins a new run and moves older checkpoints aside. `strategy.register` names what you keep
+        yourself. On SIGTERM the step is finished and saved.
 
         >>> strategy.checkpoint("checkpoints", every_steps=500)  # doctest: +SKIP
         >>> for epoch in strategy.epochs(10):  # doctest: +SKIP
@@ -48,7 +47,6 @@ class Saving:
             raise CheckpointError("This run has a directory of checkpoints already.", do="call checkpoint once.")
         if (rehearsal := self._session.collective.rehearsal) is not None:
             directory = rehearsal.checkpoint_directory  # a run must not resume from the run before it
-        self.also(**(also or {}))
         rhythm = Rhythm(every_steps, every_s)
         store = Store(directory, keep, self._session.say)
         flags = {"exact": self._options.exact, "sync_batchnorm": self._options.sync_batchnorm}
@@ -60,27 +58,18 @@ class Saving:
         self._checkpoints = checkpoints
         return checkpoints
 
-    def also(self, **objects: Any) -> None:
-        """Name objects of your own whose state belongs to the run: they have `state_dict` and `load_state_dict`.
-
-        A worker that comes back is given their state by another one, and checkpoints have it. Call it before training.
-
-        >>> strategy.also(teacher=averaged_model, annealing=schedule)  # doctest: +SKIP
-        """
-        for name, thing in objects.items():
+    def _register_objects(self, things: Mapping[str, Any]) -> None:
+        """For Keras and TensorFlow: objects with `state_dict` and `load_state_dict`."""
+        for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise CheckpointError(
-                    f"{name!r} cannot be saved along.",
+                    f"{name!r} cannot be registered.",
                     why=f"a {type(thing).__name__} has no state_dict and load_state_dict.",
                     do="put it into an object that has them.",
                 )
-        self._session.borders.also.objects.update(objects)
+        self._session.borders.also.objects.update(things)
 
     def _is_main(self) -> bool:
-        raise NotImplementedError
-
-    @property
-    def stepped(self) -> bool:
         raise NotImplementedError
 
     def _refuse_in_evaluation(self, call: str) -> None:
@@ -90,13 +79,10 @@ class Saving:
         """Write a state (dictionaries and lists of tensors, numbers, strings) to one file, once, on the main worker.
 
         All workers call it and wait until the file is there, whole, in the place of the old one; when it cannot be
-        written, all of them raise the same error. In a loop body that does not complete its batch nothing happens,
-        as with `optimizer.step`; nor in a run that is resumed, before it has come to where it was. Returns whether it
-        was saved. `load` reads it; so does every safetensors reader.
+        written, all of them raise the same error. Nothing happens in a run that is resumed, before it has come to where
+        it was. Returns whether it was saved. `load` reads it; so does every safetensors reader.
         """
         self._refuse_in_evaluation("save")
-        if not self.stepped:
-            return False
         is_done = self._is_saved_before(path)
         turn = Turn(self._session.collective, "strategy.save", deadline_s)
         if turn.is_mine():

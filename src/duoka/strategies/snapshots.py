@@ -77,7 +77,10 @@ class Snapshots:
         training.restore(state["run"])
         if self._is_main():
             seconds = self._clock() - begin
-            self._say(f"resumed from the snapshot in memory of step {entry.step} ({seconds:.1f} s)")
+            self._say(
+                f"resumed from the snapshot in memory of step {entry.step} ({seconds:.1f} s). Of the script's own"
+                " variables it has those that are registered (strategy.register)"
+            )
 
     def _read(self, entry: Entry) -> Any:
         name = f"the snapshot of step {entry.step}"

@@ -139,28 +139,21 @@ class Adapter(Restorable, Protocol):
         ...
 
     @property
-    def stepped(self) -> bool:
-        """Whether the batch of the loop body under way is complete."""
+    def num_samples(self) -> int | None:
+        """Of this worker in the batch of a plain loop that is under way, 0 included; None anywhere else."""
         ...
 
-    @property
-    def count(self) -> int | None:
-        """The true rows of this body; None outside of bodies."""
+    def refuse_number(self, call: str) -> None:
+        """Raise where `strategy.sum`, `.mean` and `.gather` have no meaning."""
         ...
 
-    def prepare(self, objects: Sequence[Any]) -> list[Any]: ...
+    def prepare(self, objects: Sequence[Any], *, is_sharded: bool = False) -> list[Any]: ...
 
     def scope(self, owner: Any) -> AbstractContextManager[None]:
         """What is made inside belongs to the run, without being prepared."""
         ...
 
     def weigh(self, loss: Any, count: Any) -> Any: ...
-
-    def accumulate(self, num_batches: int) -> None: ...
-
-    def contribute(self, kind: str, value: Any, count: Any) -> Any:
-        """Hand in a number from inside a loop body; None when there is no body."""
-        ...
 
     @property
     def evaluation(self) -> Evaluation: ...
@@ -175,11 +168,6 @@ class Adapter(Restorable, Protocol):
     @property
     def epochs(self) -> Epochs:
         """The loops over `strategy.epochs`."""
-        ...
-
-    @property
-    def first_batch(self) -> int:
-        """The number, in its pass, of the batch that the loop under way began with: not 0 in a pass that is resumed."""
         ...
 
     def come_to_end(self) -> None:
@@ -198,10 +186,6 @@ class Loop(Protocol):
     @property
     def epochs(self) -> Epochs:
         """The loops over `strategy.epochs`."""
-        ...
-
-    def first_batch_of(self, dataset: Any) -> int:
-        """The number of the batch with which the pass over it began: not 0 in a pass that is resumed."""
         ...
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any: ...

@@ -157,24 +157,6 @@ class TrainingLoop:
             self._come_to(Position(kind, count))
         self._training.at_end()
 
-    def follow(self, epochs: Iterator[int]) -> Iterator[int]:
-        """Epochs that begin before it is known whether the script trains in function style."""
-        self._kind, self._is_over = EPOCHS, False
-        for number in epochs:
-            self._begin_one(EPOCHS, number)
-            try:
-                yield number
-            except GeneratorExit:
-                self.is_inside = False
-                raise
-            self._end_one(number)
-
-    def end_following(self) -> None:
-        """The last of these epochs has ended."""
-        assert self.position is not None
-        self._is_over = True
-        self._come_to(Position(EPOCHS, self.position.number + 1))
-
     def _begin(self, kind: str) -> None:
         if self._kind and self._training.is_state_wanted:
             raise CheckpointError(

@@ -78,7 +78,6 @@ class KerasAdapter:
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
         self.evaluation = NoEvaluation()
         self.epochs = Epochs()
-        self.first_batch = 0
         self.tensors = PlainTensors()
         newcomers = Newcomers(collective.joining, self, self.options.borders)
         self._trainings = Trainings(
@@ -90,7 +89,7 @@ class KerasAdapter:
     def _is_main(self) -> bool:
         return self._collective.worker == self._collective.main
 
-    def prepare(self, objects: Sequence[Any]) -> list[Any]:
+    def prepare(self, objects: Sequence[Any], *, is_sharded: bool = False) -> list[Any]:
         for thing in objects:
             if not isinstance(thing, keras.Model):
                 raise MismatchError(
@@ -170,13 +169,10 @@ class KerasAdapter:
     def position(self) -> tuple[int, int] | None:
         return None if self._progress.rows is None else (self._progress.step, self._progress.rows)
 
-    @property
-    def stepped(self) -> bool:
-        return True
+    num_samples = None
 
-    @property
-    def count(self) -> int | None:
-        return None
+    def refuse_number(self, call: str) -> None:
+        return
 
     def come_to_end(self) -> None:
         """A fit is over when the script ends."""
@@ -217,15 +213,6 @@ class KerasAdapter:
 
     def weigh(self, loss: Any, count: Any) -> Any:
         return loss
-
-    def accumulate(self, num_batches: int) -> None:
-        raise MismatchError(
-            "strategy.accumulate is for loops of your own.",
-            do="give the optimizer gradient_accumulation_steps.",
-        )
-
-    def contribute(self, kind: str, value: Any, count: Any) -> None:
-        return None
 
     def evaluate(self, function: Any, loader: Any) -> Any:
         raise MismatchError("strategy.evaluate is for PyTorch loaders.", do="call model.evaluate.")

@@ -265,9 +265,6 @@ class Loop:
             return dataset
         return Distributed(dataset, self._course.add_source(), self._course)
 
-    def first_batch_of(self, dataset: Any) -> int:
-        return dataset.source.first if isinstance(dataset, Distributed) else 0
-
     # Results.
 
     def reduce(self, op: Any, value: Any, axis: int | None) -> Any:

@@ -12,7 +12,6 @@ from torch import nn
 
 from duoka.errors import CheckpointError
 from duoka.frameworks.torch.given import Given, describe, list_changes
-from duoka.frameworks.torch.loader import PreparedLoader
 
 OBJECTS = ("optimizers", "schedulers", "scalers")  # what has a state_dict of its own
 
@@ -25,7 +24,6 @@ class Prepared:
     optimizers: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
-    loaders: list[PreparedLoader] = field(default_factory=list)
     given: dict[str, list[Given]] = field(default_factory=lambda: {kind: [] for kind in OBJECTS})
 
     def add(self, kind: str, thing: Any) -> None:

@@ -1,4 +1,4 @@
-"""The generators of a loop body: seeded from (seed, step, replica), and put back as they were afterwards."""
+"""The global generators, seeded for one replica's part of a step, and put back as they were afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,24 +22,30 @@ def seeded(number: int) -> Iterator[None]:
 @contextmanager
 def keeping_generators() -> Iterator[None]:
     """Whatever is seeded or drawn inside, the global generators are restored afterwards."""
-    python_state = random.getstate()
-    numpy_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    torch_state = torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    kept = KeptGenerators()
     is_ending = sys.is_finalizing  # kept here: where a loop is left behind, names of modules may be None by then
     try:
         yield
     finally:
         if not is_ending():
-            _put_back(python_state, numpy_generator, torch_state, cuda_states)
+            kept.put_back()
 
 
-def _put_back(python_state: Any, numpy_generator: Any, torch_state: torch.Tensor, cuda_states: Any) -> None:
-    random.setstate(python_state)
-    np.random.set_bit_generator(numpy_generator)  # type: ignore[attr-defined]
-    torch.set_rng_state(torch_state)
-    for index, state in enumerate(cuda_states):
-        torch.cuda.set_rng_state(state, index)
+class KeptGenerators:
+    """The global generators as they are now. What is seeded by `seed_all` until they are put back leaves no trace."""
+
+    def __init__(self) -> None:
+        self._python_state = random.getstate()
+        self._numpy_generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        self._torch_state = torch.get_rng_state()
+        self._cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def put_back(self) -> None:
+        random.setstate(self._python_state)
+        np.random.set_bit_generator(self._numpy_generator)  # type: ignore[attr-defined]
+        torch.set_rng_state(self._torch_state)
+        for index, state in enumerate(self._cuda_states):
+            torch.cuda.set_rng_state(state, index)
 
 
 def seed_all(number: int) -> None:

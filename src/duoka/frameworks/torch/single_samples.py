@@ -75,8 +75,8 @@ class SingleSamples:
         return MismatchError(
             f"{title} cannot normalise one value per channel: replica {replica} has 1 sample of {batch}.",
             why=f"{self._num_replicas} replicas share each batch, and the variance of one value is not defined.",
-            do="use a larger batch_size, drop_last=True in the DataLoader, fewer replicas, or, in a plain loop,"
-            " sync_batchnorm=True.",
+            do="use a larger batch_size, drop_last=True in the DataLoader, fewer replicas, or"
+            " sync_batchnorm=True with one replica per worker.",
         )
 
 

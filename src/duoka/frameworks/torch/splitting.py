@@ -15,19 +15,18 @@ from torch import nn
 
 from duoka.collectives.collective import Collective
 from duoka.data.seeds import derive
+from duoka.data.shares import share
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.backward import listen_to_backward
-from duoka.frameworks.torch.contributions import Contributions
-from duoka.frameworks.torch.gradients import Gradients
-from duoka.frameworks.torch.loop import Body, Loop
+from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.nested import map_tensors
 from duoka.frameworks.torch.outsiders import end_watch
+from duoka.frameworks.torch.plain.exchange import PlainExchange
+from duoka.frameworks.torch.plain.share import Share
 from duoka.frameworks.torch.randomness import seeded
-from duoka.frameworks.torch.source import rows_of
-from duoka.frameworks.torch.sparse import sparse_parameters
 from duoka.frameworks.torch.start import agree_on_start, check_devices
-from duoka.frameworks.torch.statistics import Statistics
 from duoka.frameworks.torch.tensors import Tensors
+
+_STAND_IN_ROWS = 2  # of others: BatchNorm needs two
 
 
 class Splitting:
@@ -38,58 +37,49 @@ class Splitting:
         if collective.joining is not None:
             collective.joining.refuse("a split module cannot take in a worker yet")
         agree_on_start(module, collective)
-        self._module = module
-        self._collective = collective
-        self._device = device
-        self._axis = axis
+        self._module, self._collective, self._seed = module, collective, seed
+        self._device, self._axis = device, axis
         self._tensors = Tensors(device)
-        self._loop = Loop(seed, collective.num_replicas)
-        self._loop.is_managed = self._loop.runs_whole_shares = True
-        self._gradients = Gradients(collective, self._loop, lambda text, key: None, Contributions(lambda text: None))
-        self._signature: tuple[Any, ...] = ()
+        self._kinds: list[Any] = []
+        self._trained = Trained(collective, [module], [])
+        self._share: Share | None = None
+        self._exchange = PlainExchange(collective, self._trained, self._find_share, list, name="split")
         self._calls = 0
-        listen_to_backward(self._gradients)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = (self._to_device(given) for given in (args, kwargs))
         num_rows = self._count_rows((args, kwargs))
-        replicas = self._collective.replicas
-        rows, num_own = rows_of(num_rows, self._collective.num_replicas, replicas)
-        first, last = (rows[0], rows[-1] + 1) if num_rows else (0, 0)
+        replica, num_workers = self._collective.replicas[0], self._collective.num_replicas
+        self._exchange.check_complete()
+        own = share(num_rows, num_workers, replica)
+        rows = own if own else range(min(_STAND_IN_ROWS, num_rows))
         if torch.is_grad_enabled():
-            weight = 1 / len(self._collective.workers)  # every worker has the whole loss
-            self._begin(Body(replicas, num_own, max(num_rows, 1), fixed_weight=weight))
-        own_args, own_kwargs = (self._take(given, first, last, num_rows) for given in (args, kwargs))
+            # Every worker has the whole loss. The share of its rows is that of running statistics only.
+            part = len(own) / max(num_rows, 1)
+            self._share = Share(max(len(own), 1), f"split batch {self._exchange.number}", 1 / num_workers, part)
+            self._follow()
+        own_args, own_kwargs = (self._take(given, rows.start, rows.stop) for given in (args, kwargs))
         self._calls += 1
-        with seeded(derive("split", self._loop.seed, self._calls, replicas[0])):
+        with seeded(derive("split", self._seed, self._calls, replica)):
             out = self._module(*own_args, **own_kwargs)
-        return map_tensors(out, lambda tensor: self._gather(tensor, num_own))
+        return map_tensors(out, lambda tensor: self._gather(tensor, len(own)))
 
-    def _begin(self, body: Body) -> None:
-        """A forward that follows a backward begins another batch."""
-        before = self._loop.body
-        if before is not None and not before.backwards:
-            self._loop.body = body
-            return
-        if before is not None:
-            self._gradients.end_batch()
-            self._collective.end_step()
-            self._loop.batch += 1
-            self._loop.step += 1
-        self._rescan()
-        self._gradients.begin_batch()
-        self._loop.body = body
+    def _find_share(self) -> Share:
+        assert self._share is not None
+        return self._share
 
-    def _rescan(self) -> None:
-        named = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
-        statistics = Statistics([self._module], self._gradients.moving)
-        # With types and devices: `.to` changes them in place, and a gradient would not reach its old hook any more.
-        kept = tuple((id(parameter), parameter.dtype, parameter.device) for _, parameter in named)
-        signature = (kept, statistics.signature)
-        if signature != self._signature:
-            self._signature = signature
-            self._gradients.watch(named, sparse_parameters([self._module]), statistics)
-        self._gradients.watch_buffers()
+    def _follow(self) -> None:
+        """Watch the parameters of now. `.to` and `.cuda` change types and devices in place: that is a new layout."""
+        kinds = [(id(each), each.dtype, each.device) for each in self._module.parameters()]
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._exchange.end()
+            self._device = next((each.device for each in self._module.parameters()), self._device)
+            self._trained.forget()
+        self._exchange.watch()
+        if self._trained.statistics.has_any:
+            self._trained.statistics.begin_batch()
+            self._trained.statistics.watch_still()
 
     def _to_device(self, value: Any) -> Any:
         return map_tensors(value, lambda tensor: tensor.to(self._device, non_blocking=True))
@@ -112,7 +102,7 @@ class Splitting:
             )
         return sizes.pop()
 
-    def _take(self, value: Any, first: int, last: int, num_rows: int) -> Any:
+    def _take(self, value: Any, first: int, last: int) -> Any:
         def take(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.narrow(self._axis, first, last - first) if tensor.dim() > self._axis else tensor
 

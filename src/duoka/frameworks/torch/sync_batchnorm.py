@@ -1,29 +1,59 @@
 """BatchNorm over the whole global batch, forward and backward, on any device.
 
-`torch.nn.functional.batch_norm`, which every BatchNorm layer goes through, is told to ask the other workers while a
-loop body trains. So no layer is replaced, and copies of a model (an average of weights) work as before.
+`torch.nn.functional.batch_norm`, which every BatchNorm layer goes through, asks the other workers while one worker's
+part of a batch is computed. So no layer is replaced, and copies of a model (an average of weights) work as before.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from duoka.collectives.collective import Collective
-from duoka.frameworks.torch.loop import Loop
-
-_runs: weakref.WeakKeyDictionary[Loop, Collective] = weakref.WeakKeyDictionary()
+from duoka.errors import WorkerLost
 
 
-def sync_batch_norm(loop: Loop, collective: Collective) -> None:
-    """From now on the bodies of this loop normalise with the statistics of the whole batch."""
+@dataclass(frozen=True)
+class SyncedPart:
+    """What is computed now: one worker's part of a global batch."""
+
+    num_samples: int  # 0: on samples of others, which are left out
+    weight: float  # of its gradient in that of the whole batch
+
+
+class Syncing(Protocol):
+    """Whoever knows which part is computed."""
+
+    @property
+    def synced_part(self) -> SyncedPart | None:
+        """None outside of training."""
+        ...
+
+
+_runs: weakref.WeakKeyDictionary[Syncing, Collective] = weakref.WeakKeyDictionary()
+
+
+def sync_batch_norm(syncing: Syncing, collective: Collective) -> None:
+    """From now on BatchNorm normalises with the statistics of the whole batch, while a part of one is computed."""
     if not hasattr(F.batch_norm, "_asks_duoka"):
         F.batch_norm = _ask(F.batch_norm)
-    _runs[loop] = collective
+    _runs[syncing] = collective
+
+
+def restart_needed(num_lost: int, num_workers: int) -> WorkerLost:
+    """The error where a worker was lost whose part of a step no other worker can compute."""
+    return WorkerLost(
+        f"{num_lost} of {num_workers} workers {'was' if num_lost == 1 else 'were'} lost in a step that cannot be"
+        " computed again.",
+        why="a plain loop, or sync_batchnorm=True, computes one replica per worker.",
+        do="nothing, where the log says that all workers restart. Without sync_batchnorm, strategy.backward needs no"
+        " restart.",
+    )
 
 
 def _ask(batch_norm: Any) -> Any:
@@ -37,13 +67,12 @@ def _ask(batch_norm: Any) -> Any:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        loop = next((loop for loop in _runs if loop.body is not None), None) if training else None
-        if loop is None:
+        syncing = next((each for each in _runs if each.synced_part is not None), None) if training else None
+        if syncing is None:
             return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        with loop.noting_errors():
-            mean, variance, count = _whole_batch(input, loop, _runs[loop])
+        mean, variance, count = _whole_batch(input, syncing, _runs[syncing])
         _update(running_mean, running_var, mean, variance, count, momentum)
-        out = _Normalise.apply(input, mean, torch.rsqrt(variance + eps), count, loop, _runs[loop])
+        out = _Normalise.apply(input, mean, torch.rsqrt(variance + eps), count, syncing, _runs[syncing])
         shape = _per_channel(input)
         out = out if weight is None else out * weight.view(shape)
         out = out if bias is None else out + bias.view(shape)
@@ -53,22 +82,24 @@ def _ask(batch_norm: Any) -> Any:
     return asked
 
 
-def _whole_batch(input: torch.Tensor, loop: Loop, collective: Collective) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _whole_batch(
+    input: torch.Tensor, syncing: Syncing, collective: Collective
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and (biased) variance over all rows of all workers, and how many values they were made of."""
     own = input.detach().to(_statistics_dtype(input))
     axes = _all_but_channels(input)
     values = own.numel() // own.shape[1]
     variance, mean = torch.var_mean(own, axes, correction=0)
-    assert loop.body is not None
-    is_counted = loop.body.rows > 0  # a stand-in is left out
+    part = syncing.synced_part
+    is_counted = part is not None and part.num_samples > 0  # a stand-in is left out
     packed = np.append(torch.cat([mean, variance * values]).double().cpu().numpy(), float(values))
-    parts = [part for part in _gather(packed if is_counted else packed[:0], collective) if part.size]
+    gathered = [each for each in _gather(packed if is_counted else packed[:0], collective) if each.size]
     channels = own.shape[1]
     count, whole_mean, whole_squares = 0.0, np.zeros(channels), np.zeros(channels)
-    for part in parts:  # in the order of workers, so that all of them get the same bits
-        n = part[-1]
-        shift = part[:channels] - whole_mean
-        whole_squares = whole_squares + part[channels:-1] + shift**2 * (count * n / (count + n))
+    for each in gathered:  # in the order of workers, so that all of them get the same bits
+        n = each[-1]
+        shift = each[:channels] - whole_mean
+        whole_squares = whole_squares + each[channels:-1] + shift**2 * (count * n / (count + n))
         whole_mean = whole_mean + shift * (n / (count + n))
         count += n
     if count == 1:
@@ -111,13 +142,13 @@ class _Normalise(torch.autograd.Function):
         mean: torch.Tensor,
         inverse_std: torch.Tensor,
         count: int,
-        loop: Loop,
+        syncing: Syncing,
         collective: Collective,
     ) -> torch.Tensor:
         shape = _per_channel(input)
         normal = (input - mean.view(shape)) * inverse_std.view(shape)
         ctx.save_for_backward(normal, inverse_std)
-        ctx.count, ctx.loop, ctx.collective = count, loop, collective
+        ctx.count, ctx.syncing, ctx.collective = count, syncing, collective
         return normal.to(input.dtype)
 
     @staticmethod
@@ -127,11 +158,11 @@ class _Normalise(torch.autograd.Function):
         gradient = gradient.to(normal.dtype)
         sums = torch.cat([gradient.sum(axes), (gradient * normal).sum(axes)])
         # Every worker's loss is the mean over its own rows; the sums need the weights of the whole batch.
-        body = ctx.loop.body
-        weight = 1.0 if body is None else body.gradient_weight
+        part = ctx.syncing.synced_part
+        weight = 1.0 if part is None else part.weight
         own = (sums.double() * weight).cpu().numpy()
-        parts = [part for part in _gather(own if weight else own[:0], ctx.collective) if part.size]
-        total = np.sum(parts, axis=0) / weight if weight else np.zeros_like(own)
+        gathered = [each for each in _gather(own if weight else own[:0], ctx.collective) if each.size]
+        total = np.sum(gathered, axis=0) / weight if weight else np.zeros_like(own)
         mean_gradient, mean_product = torch.as_tensor(total / ctx.count).to(sums).chunk(2)
         result = gradient - mean_gradient.view(shape) - normal * mean_product.view(shape)
         return result * inverse_std.view(shape), None, None, None, None, None

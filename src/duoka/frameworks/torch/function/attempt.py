@@ -16,7 +16,7 @@ import torch
 from duoka.collectives.collective import Buffer, Exchange
 from duoka.data.seeds import derive
 from duoka.data.shares import share
-from duoka.errors import MismatchError
+from duoka.errors import MismatchError, WorkerLost
 from duoka.frameworks.additivity import FEWEST_SAMPLES, split
 from duoka.frameworks.torch.function.extras import describe_error, exchange_metrics, fits_into_note
 from duoka.frameworks.torch.function.first_call import check_again, check_function
@@ -41,6 +41,7 @@ from duoka.frameworks.torch.function.returned import (
 from duoka.frameworks.torch.function.unprepared import refuse_unprepared
 from duoka.frameworks.torch.function.update_guard import UpdateGuard
 from duoka.frameworks.torch.randomness import seed_all
+from duoka.frameworks.torch.sync_batchnorm import SyncedPart, restart_needed
 
 if TYPE_CHECKING:
     from duoka.frameworks.torch.function.call import Calls
@@ -145,6 +146,8 @@ class Attempt:
 
     def _place(self, replica: int) -> bytes:
         """Compute a replica and write what comes of it into its slots."""
+        if self._calls.is_synced and self._measured:
+            raise restart_needed(1, self._num_replicas)
         rows = share(self._inputs.num_samples, self._num_replicas, replica)
         self._collective.work_on(self._number, (replica,))
         if rows and self._error is None:
@@ -152,8 +155,12 @@ class Attempt:
                 if replica or self._check is Check.NOTHING:
                     return self._compute(replica, len(rows))
                 return self._compute_checked(len(rows))
+            except WorkerLost:
+                raise
             except (Exception, SystemExit) as error:
                 self._error = error
+            finally:
+                self._calls.synced_part = None
         self._clear(replica)
         return Note(digests=self._digests, error="" if self._error is None else describe_error(self._error)).pack()
 
@@ -221,6 +228,8 @@ class Attempt:
         if self._statistics.has_any:
             self._restore_buffers()
         seed_all(derive("call", self._seed, self._number, replica))
+        if self._calls.is_synced:
+            self._calls.synced_part = SyncedPart(num_rows, num_rows / self._inputs.num_samples)
         data = self._inputs.cut(replica)
         versions = read_versions(data)
         if num_rows > 1 and not self._inputs.last_size:
@@ -298,6 +307,8 @@ class Attempt:
             if factor == 0 or not total.requires_grad:
                 self._buffers[position].clear(self._exchange, replica)
                 continue
+            if self._calls.is_synced:
+                self._calls.synced_part = SyncedPart(1, factor)
             backward(total, self._scaler, self._device, retain_graph=position < len(groups) - 1)
             gradients = list(map(_GRAD, self._parameters))
             unused = self._buffers[position].write(self._exchange, replica, gradients, factor)

@@ -120,7 +120,10 @@ class Batches:
         begin: Callable[[], None],
         tell: Callable[..., None],
         loop: TrainingLoop,
+        *,
+        is_sharded: bool = False,
     ) -> None:
+        self.is_sharded = is_sharded  # every worker draws batches of its own
         self.loader, self.number, self.loaders, self.num_replicas = loader, number, loaders, num_replicas
         self.device, self.tell, self.loop = device, tell, loop
         self._begin = begin
@@ -135,9 +138,13 @@ class Batches:
         """Global batches."""
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> LoaderPass:
+        return self.begin(self._begin)
+
+    def begin(self, choose_style: Callable[[], None]) -> LoaderPass:
+        """Begin a pass: a function over its handles, or a plain loop over this worker's samples."""
         self._check_batch_size()
-        self._begin()
+        choose_style()
         made = LoaderPass(self)
         self.last_pass = weakref.ref(made)
         return made
@@ -166,7 +173,7 @@ class Batches:
 
     def _check_batch_size(self) -> None:
         size = self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", None)
-        if isinstance(size, int) and size < self.num_replicas:
+        if isinstance(size, int) and size < self.num_replicas and not self.is_sharded:
             raise MismatchError(
                 f"A batch of {size} samples cannot be split between {self.num_replicas} replicas.",
                 why="batch_size is global: every replica takes its share of each batch.",
@@ -197,6 +204,11 @@ class LoaderPass(Iterator[Batch]):
     @property
     def loader_number(self) -> int:
         return self._batches.number
+
+    @property
+    def number(self) -> int:
+        """Of this pass in the run."""
+        return self._number
 
     @property
     def is_open(self) -> bool:
@@ -261,7 +273,7 @@ class LoaderPass(Iterator[Batch]):
     def _begin_source(self) -> Iterator[Batch]:
         """Begin to draw from the loader, behind the batches that the saved run had drawn."""
         batches, first = self._batches, self._num_drawn
-        shares = batches.loaders.shares(batches.loader)
+        shares = None if batches.is_sharded else batches.loaders.shares(batches.loader)
         if shares is not None:
             is_probed = batches.epoch == 0 and not first
             requests = shares.begin(self._number, first, is_probed=is_probed)
@@ -294,7 +306,8 @@ class LoaderPass(Iterator[Batch]):
 
     def _read_whole(self, whole: Iterator[Any], first: int) -> Iterator[Batch]:
         batches = self._batches
-        num_replicas, epoch, device = batches.num_replicas, batches.epoch, batches.device
+        num_replicas = 1 if batches.is_sharded else batches.num_replicas
+        epoch, device = batches.epoch, batches.device
         for index, batch in enumerate(whole, first):
             parts = batch if type(batch) in (tuple, list) else [batch]
             num_samples = _count(parts, num_replicas)

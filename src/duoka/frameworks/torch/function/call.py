@@ -30,6 +30,7 @@ from duoka.frameworks.torch.generators import digest_generators
 from duoka.frameworks.torch.randomness import keeping_generators
 from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.single_samples import SingleSamples
+from duoka.frameworks.torch.sync_batchnorm import SyncedPart, restart_needed
 
 Function = Callable[..., Any]
 _FIRST_CALLS, _EVERY = 3, 100  # in these calls, and in every hundredth, global tensors and graphs are looked at whole
@@ -48,7 +49,11 @@ class Calls:
         seed: BaseSeed,
         tell: Callable[..., None],
         checks: Checks,
+        *,
+        is_synced: bool = False,
     ) -> None:
+        self.is_synced = is_synced and collective.num_replicas > 1  # BatchNorm over the whole batch
+        self.synced_part: SyncedPart | None = None  # which part of it is computed now
         self.collective, self.trained, self.device, self.tell = collective, trained, device, tell
         self.seed, self._checks = seed, checks
         self.single_samples = SingleSamples(trained.models, collective.num_replicas, tell)
@@ -141,6 +146,8 @@ class Calls:
         self.number += 1
         if self.collective.num_replicas == 1:
             return self._run_alone(function, inputs, scaler)
+        if self.is_synced:
+            self._check_synced(inputs.num_samples)
         fix_shapes()  # before the check, which runs on other sizes
         title = fingerprint(function)
         # Written out here, as it is done in every call: most functions are objects that have been seen.
@@ -151,7 +158,8 @@ class Calls:
         look = Check.NOTHING
         if check and number == 1:
             look, trained = Check.ALL, self.trained
-            check_models(trained.models, trained.parameters, trained.names, self.tell)
+            is_synced = self.is_synced
+            check_models(trained.models, trained.parameters, trained.names, self.tell, is_synced=is_synced)
         elif check and (is_new or number in _LATER_CHECKS or number % _EVERY == 0):
             look = Check.LOSS
         name = title_call(title, inputs.describe(), rates)
@@ -181,6 +189,18 @@ class Calls:
                 self._num_groups[title] = max(len(notes.groups), num_groups)
                 if notes.moved:
                     self.trained.move(notes.moved)
+
+    def _check_synced(self, num_samples: int) -> None:
+        """Every worker computes one replica, in step with all others, and none of it can be done again."""
+        num_replicas, num_workers = self.collective.num_replicas, len(self.collective.workers)
+        if num_workers < num_replicas:
+            raise restart_needed(num_replicas - num_workers, num_replicas)
+        if num_samples < num_replicas:
+            raise MismatchError(
+                f"A batch of {num_samples} samples leaves replicas without samples, and sync_batchnorm=True needs all"
+                f" {num_replicas} of them.",
+                do="use drop_last=True in the DataLoader, or another batch_size.",
+            )
 
     def _run_alone(self, function: Function, inputs: Inputs, scaler: Any) -> Any:
         """With one replica: the plain script, with nothing seeded and nothing exchanged."""

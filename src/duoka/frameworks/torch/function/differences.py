@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.note import RATES, rates_differ
+from duoka.frameworks.torch.learning_rates import RATES, rates_differ
 
 _CALL = re.compile(rf".*?strategy\.backward\((.*?)\) on (.*?){RATES}(.*?)(?: of .*)?", re.DOTALL)
 _DO_RATES = (

@@ -25,14 +25,19 @@ Tell = Callable[..., None]
 
 
 def check_models(
-    models: Sequence[nn.Module], parameters: Sequence[nn.Parameter], names: Sequence[str], tell: Tell
+    models: Sequence[nn.Module],
+    parameters: Sequence[nn.Parameter],
+    names: Sequence[str],
+    tell: Tell,
+    *,
+    is_synced: bool,
 ) -> None:
     """What can be seen without a call; the same on all workers."""
     for name, parameter in zip(names, parameters, strict=True):
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise MismatchError(
                 f"{name} has a post-accumulate-grad hook, which would see the gradient of one replica.",
-                do="do what it does after strategy.backward, on p.grad.",
+                do="do what it does after the backward, on p.grad.",
             )
         if parameter._backward_hooks:
             tell(f"{name} has a hook on its gradient: it runs once per replica, on that replica's gradient", "hooks")
@@ -41,10 +46,10 @@ def check_models(
         for model in models
         for module in model.modules()
     )
-    if normalised:
+    if normalised and not is_synced:
         tell(
             "BatchNorm normalises each replica's samples by themselves: the numbers are close to those of one device,"
-            " not equal; sync_batchnorm=True makes them equal, in a plain loop over the loader",
+            " not equal; sync_batchnorm=True makes them equal, with one replica per worker",
             "batchnorm",
         )
 

@@ -39,10 +39,10 @@ class Loaders:
         self._known: WeakValueDictionary[int, Batches] = WeakValueDictionary()
         self._saved: dict[int, Any] = {}  # positions of loaders that are not prepared yet in this process
 
-    def prepare(self, loader: DataLoader[Any]) -> None:
+    def prepare(self, loader: DataLoader[Any], *, is_sharded: bool = False) -> None:
         """Give a loader its number."""
         number, self._num_prepared = self._num_prepared, self._num_prepared + 1
-        batches = self._kept(loader)["batches"] = self._make(loader, number)
+        batches = self._kept(loader)["batches"] = self._make(loader, number, is_sharded=is_sharded)
         self._known[number] = batches
         if number in self._saved:
             batches.resume(self._saved.pop(number))
@@ -55,9 +55,10 @@ class Loaders:
         found: Batches = kept["batches"]
         return found
 
-    def _make(self, loader: DataLoader[Any], number: int) -> Batches:
-        num_replicas = self._collective.num_replicas
-        return Batches(loader, number, self, num_replicas, self._device, self._begin, self._tell, self._loop)
+    def _make(self, loader: DataLoader[Any], number: int, *, is_sharded: bool = False) -> Batches:
+        num_replicas, device = self._collective.num_replicas, self._device
+        begin, tell, loop = self._begin, self._tell, self._loop
+        return Batches(loader, number, self, num_replicas, device, begin, tell, loop, is_sharded=is_sharded)
 
     def begin_pass(self) -> int:
         """Number a pass over any loader."""

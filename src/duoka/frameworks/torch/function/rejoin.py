@@ -16,7 +16,7 @@ from duoka.errors import JoinLater
 from duoka.frameworks.saving import list_codecs
 from duoka.strategies.training_loop import BETWEEN
 
-_MARK = "the beginning of function style"
+_MARK = "the beginning of training"
 SECOND_LOOP = "it trains in a second loop over strategy.epochs or strategy.steps"
 OUTSIDE = "it trains outside of strategy.epochs and strategy.steps"
 

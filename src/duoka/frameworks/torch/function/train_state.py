@@ -16,8 +16,6 @@ from duoka.frameworks.torch.prepared import OBJECTS, Prepared, load
 from duoka.strategies.registered_state import RegisteredState
 from duoka.strategies.training_loop import BETWEEN, TrainingLoop
 
-STYLE = "function"
-
 
 class TrainState:
     """Takes the state of a run, and puts it in place."""

@@ -27,8 +27,16 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 class Trained:
     """The parameters and buffers of now, and the memory to exchange them with."""
 
-    def __init__(self, collective: Collective, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Any],
+        *,
+        is_synced: bool = False,
+    ) -> None:
         self._collective, self._models, self._optimizers = collective, models, optimizers
+        self._is_synced = is_synced  # running statistics are those of the whole batch on every replica
         self._dicts: list[dict[str, Any]] = []
         self._buffer_dicts: list[dict[str, Any]] = []
         self._values: list[Any] = []
@@ -39,6 +47,10 @@ class Trained:
         self.names: list[str] = []
         self.statistics = Statistics([])
         self._buffers: list[GradientBuffers] = []
+
+    def forget(self) -> None:
+        """List everything again at the next scan, with memory of its own: types or devices have changed."""
+        self._values, self._layouts = [], {}
 
     def scan(self) -> None:
         """Notice what has changed since the last call."""
@@ -123,7 +135,7 @@ class Trained:
         self.all_names = [name for name, _ in named.values()]
         trainable = [(name, parameter) for name, parameter in named.values() if parameter.requires_grad]
         self.names, self.parameters = [name for name, _ in trainable], [parameter for _, parameter in trainable]
-        self.statistics = Statistics(self._models, self._moving)
+        self.statistics = Statistics(self._models, self._moving, is_synced=self._is_synced)
         self.statistics.keep_still()
         # A GAN freezes and unfreezes its parts in turns: the memory of a set of parameters is used again.
         self._buffers = self._layouts.setdefault(tuple(map(id, self.parameters)), [])

@@ -1,0 +1,312 @@
+"""Scripts of the plain style, one function each: ordinary loops over a prepared loader.
+
+Each runs as it does on one device if its strategy is None, and returns numbers that must be the same there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+Found = dict[str, Any]
+SCENARIOS: dict[str, Callable[[Any], Found]] = {}
+
+
+def scenario(function: Callable[[Any], Found]) -> Callable[[Any], Found]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def samples(count: int = 50) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 8, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 2))
+
+
+def prepare(strategy: Any, *things: Any) -> Any:
+    return things if strategy is None else strategy.prepare(*things)
+
+
+def epochs(strategy: Any, count: int = 2) -> Any:
+    return range(count) if strategy is None else strategy.epochs(count)
+
+
+def weights(*models: nn.Module) -> list[float]:
+    return [value for model in models for p in model.parameters() for value in p.detach().flatten().tolist()]
+
+
+def mean(strategy: Any, value: float) -> float:
+    return value if strategy is None else float(strategy.mean(value))
+
+
+@scenario
+def ordinary(strategy: Any) -> Found:
+    """A last batch of two samples; an EMA, a scheduler, clipping, and a validation by a plain loader."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
+    loader, test = DataLoader(samples(), 16, shuffle=True), DataLoader(samples(30), 7)
+    model, optimizer, loader = prepare(strategy, model, optimizer, loader)
+    average, losses, correct = copy.deepcopy(model), [], []
+    for _ in epochs(strategy):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+            losses += [mean(strategy, loss.item()), float(norm)]
+            with torch.no_grad():
+                for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(p, 0.1)
+        with torch.no_grad():
+            correct.append(sum((model(x).argmax(1) == y).sum().item() for x, y in test))
+    return {"weights": weights(model, average), "losses": losses, "correct": correct}
+
+
+@scenario
+def one_sample_left(strategy: Any) -> Found:
+    """The last batch leaves all workers but one without samples."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(samples(33), 16, shuffle=True, generator=torch.Generator().manual_seed(5))
+    model, optimizer, loader = prepare(strategy, model, optimizer, loader)
+    total = 0.0
+    for _ in epochs(strategy, 3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += mean(strategy, loss.item())
+    return {"weights": weights(model), "total": total}
+
+
+@scenario
+def sam(strategy: Any) -> Found:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(), 16))
+    for _ in epochs(strategy):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            with torch.no_grad():
+                steps = [0.05 * p.grad / norm for p in model.parameters()]
+                for p, step in zip(model.parameters(), steps, strict=True):
+                    p.add_(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                for p, step in zip(model.parameters(), steps, strict=True):
+                    p.sub_(step)
+            optimizer.step()
+    return {"weights": weights(model)}
+
+
+@scenario
+def two_losses(strategy: Any) -> Found:
+    """Two backwards that add up, and a parameter that the second one does not reach."""
+    trunk, first, second = nn.Linear(8, 6), nn.Linear(6, 2), nn.Linear(6, 1)
+    everything = nn.ModuleList([trunk, first, second])
+    optimizer = torch.optim.SGD(everything.parameters(), lr=0.1)
+    everything, optimizer, loader = prepare(strategy, everything, optimizer, DataLoader(samples(), 16))
+    for _ in epochs(strategy):
+        for x, y in loader:
+            optimizer.zero_grad()
+            hidden = torch.tanh(trunk(x))
+            F.cross_entropy(first(hidden), y).backward(retain_graph=True)
+            F.mse_loss(second(hidden)[:, 0], y.to(x.dtype)).backward()
+            optimizer.step()
+    return {"weights": weights(everything)}
+
+
+@scenario
+def gan(strategy: Any) -> Found:
+    maker, judge = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 1))
+    makes = torch.optim.Adam(maker.parameters(), lr=0.01)
+    judges = torch.optim.Adam(judge.parameters(), lr=0.01)
+    loader = DataLoader(samples(), 16)
+    maker, judge, makes, judges, loader = prepare(strategy, maker, judge, makes, judges, loader)
+    for _ in epochs(strategy):
+        for x, _ in loader:
+            judges.zero_grad()
+            fake = maker(x.flip(1))
+            (F.softplus(-judge(x)).mean() + F.softplus(judge(fake.detach())).mean()).backward()
+            judges.step()
+            makes.zero_grad()
+            F.softplus(-judge(fake)).mean().backward()
+            makes.step()
+    return {"weights": weights(maker, judge)}
+
+
+@scenario
+def accumulated(strategy: Any) -> Found:
+    """By hand, every second batch; once with an exchange at each batch, once with `no_sync`."""
+    found = {}
+    for name in ("always", "no_sync"):
+        torch.manual_seed(4)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(), 11))
+        for _ in range(2):
+            for i, (x, y) in enumerate(loader):
+                is_last = i % 2 == 1 or i == len(loader) - 1
+                waits = strategy is not None and name == "no_sync" and not is_last
+                with strategy.no_sync() if waits else nullcontext():
+                    (F.cross_entropy(model(x), y) / 2).backward()
+                if is_last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        found[name] = weights(model)
+    return found
+
+
+class Block(nn.Module):
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        hidden = checkpoint(lambda value: torch.tanh(self.inner(value)), x, use_reentrant=self.use_reentrant)
+        hidden = checkpoint(lambda value: torch.tanh(self.inner(value)), hidden, use_reentrant=self.use_reentrant)
+        return self.outer(hidden)
+
+
+@scenario
+def checkpointed(strategy: Any) -> Found:
+    """A layer that is used twice, under both kinds of activation checkpointing."""
+    found = {}
+    for use_reentrant in (True, False):
+        torch.manual_seed(4)
+        model = Block(use_reentrant=use_reentrant)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(), 16))
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.clone()), y).backward()
+            optimizer.step()
+        found[f"reentrant {use_reentrant}"] = weights(model)
+    return found
+
+
+@scenario
+def weighed(strategy: Any) -> Found:
+    """A mean over tokens with unequal counts, one of which is nothing; then a sum."""
+    model, table = nn.Linear(8, 3), nn.Embedding(5, 8, sparse=True)
+    both = nn.ModuleList([model, table])
+    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, 5, (40, 6), generator=generator)
+    lengths = torch.arange(40) % 7
+    both, optimizer, loader = prepare(strategy, both, optimizer, DataLoader(TensorDataset(tokens, lengths), 8))
+    weigh = (lambda loss, count=None: loss) if strategy is None else strategy.weigh
+    for x, length in loader:
+        mask = torch.arange(6) < length[:, None]
+        optimizer.zero_grad()
+        losses = F.cross_entropy(model(table(x)).flatten(0, 1), x.flatten() % 3, reduction="none")[mask.flatten()]
+        count = int(mask.sum())
+        weigh(losses.mean(), count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        weigh((model(table(x)) ** 2).sum() * 0.01).backward()
+        optimizer.step()
+    return {"weights": weights(both)}
+
+
+@scenario
+def two_loaders(strategy: Any) -> Found:
+    """`zip`, an iterator by hand, and a loop over another prepared loader without gradients in between."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one, other = DataLoader(samples(48), 16, shuffle=True), DataLoader(samples(32), 16, shuffle=True)
+    test = DataLoader(samples(20), 8)
+    model, optimizer, one, other, test = prepare(strategy, model, optimizer, one, other, test)
+    correct = 0
+    for _ in epochs(strategy):
+        for (x, y), (u, _) in zip(one, other, strict=False):
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) + 0.1 * (model(u) ** 2).mean()).backward()
+            optimizer.step()
+        again = iter(other)
+        x, y = next(again)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            own = sum((model(x).argmax(1) == y).sum().item() for x, y in test)
+        correct += own if strategy is None else int(strategy.sum(own))
+    return {"weights": weights(model), "correct": correct}
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(x, y) for x, y in samples(37)])
+
+
+@scenario
+def stream(strategy: Any) -> Found:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(Stream(), 12))
+    for _ in epochs(strategy):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return {"weights": weights(model)}
+
+
+class Named(Dataset[Any]):
+    def __len__(self) -> int:
+        return 26
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        x, y = samples(26)[index]
+        return {"x": x, "y": y, "name": str(index)}
+
+
+@scenario
+def synced_batchnorm(strategy: Any) -> Found:
+    """Needs `sync_batchnorm=True`: the numbers of one device, running statistics too; a last batch of two samples."""
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(Named(), 8, shuffle=True))
+    for _ in epochs(strategy):
+        for batch in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch["x"]), batch["y"]).backward()
+            optimizer.step()
+    return {"weights": weights(model), "statistics": [*model[1].running_mean.tolist(), *model[1].running_var.tolist()]}
+
+
+@scenario
+def in_eval_mode(strategy: Any) -> Found:
+    """Fine-tuning with the whole model in eval mode, and a head that is frozen for one epoch."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(32), 16))
+    model.eval()
+    for epoch in epochs(strategy, 3):
+        model[2].requires_grad_(epoch != 1)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return {"weights": weights(model)}
