@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import warnings
 from types import SimpleNamespace
@@ -244,6 +245,66 @@ def counter_in_a_prepared_module(model, strategy):
     warming = Warming()
     strategy.prepare(warming)
     return lambda x, y: F.cross_entropy(warming(model(x)), y), inputs()
+
+
+class Recurrent(nn.Module):
+    """Keeps the state of its last call, as a pair, and a meter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.state, self.meter = nn.LSTMCell(3, 3), None, SimpleNamespace(total=0.0)
+
+    def forward(self, out):
+        self.state = tuple(part.detach() for part in self.cell(out, self.state))
+        self.meter.total += self.state[0].mean().item()
+        return out + self.state[0]
+
+
+@wrong("changes Recurrent.state[0], Recurrent.state[1], Recurrent.meter.total, in a prepared module")
+def state_of_a_recurrent_module(model, strategy):
+    recurrent = Recurrent()
+    strategy.prepare(recurrent)
+    return lambda x, y: F.cross_entropy(recurrent(model(x)), y), inputs()
+
+
+@wrong("changes state[0], state[1], outside")
+def state_in_a_global_pair(model, strategy):
+    state = torch.zeros(3), torch.zeros(3)
+
+    def loss_of(x, y):
+        nonlocal state
+        state = state[1], model(x).detach().mean(0)
+        return F.cross_entropy(model(x) - state[0], y)
+
+    return loss_of, inputs()
+
+
+@wrong("changes unlabelled, an iterator, outside")
+def batches_of_another_loader(model, strategy):
+    """Semi-supervised training, with a loader that goes round."""
+    unlabelled = itertools.cycle(DataLoader(TensorDataset(inputs()[0]), batch_size=3))
+
+    def loss_of(x, y):
+        (more,) = next(unlabelled)
+        return F.cross_entropy(model(x), y) + 0.1 * model(more).square().mean()
+
+    return loss_of, inputs()
+
+
+@late("changes state['calls'], outside", 2)
+def another_function_of_the_same_line(model, strategy):
+    """It is checked as wholly as the first one."""
+
+    def make(state):
+        def loss_of(x, y):
+            if state is not None:
+                state["calls"] += 1
+            return F.cross_entropy(model(x), y)
+
+        return loss_of
+
+    yield make(None), inputs()
+    yield make({"calls": 0}), inputs()
 
 
 class Attending(nn.Module):

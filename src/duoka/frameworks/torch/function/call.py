@@ -34,7 +34,7 @@ from duoka.frameworks.torch.single_samples import SingleSamples
 Function = Callable[..., Any]
 _FIRST_CALLS, _EVERY = 3, 100  # in these calls, and in every hundredth, global tensors and graphs are looked at whole
 _LATER_CHECKS = (2, 3, 10)  # calls of a function in which its loss is checked again, and every hundredth
-_MOST_OBJECTS = 5  # of one name that are checked when they are new: a loop may make a lambda in each iteration
+_MOST_OBJECTS = 5  # of one name that are checked as first calls are: a loop may make a lambda in each iteration
 
 
 class Calls:
@@ -81,6 +81,10 @@ class Calls:
         self.number, self._num_groups = state["number"], dict(state["num_groups"])
         self._seen = {title: Seen(*numbers) for title, numbers in state["functions"].items()}
         self._checks.agreed_step = state["agreed_step"]
+
+    def has_seen(self, title: str) -> bool:
+        """Whether a call of this function has been exchanged."""
+        return title in self._seen
 
     def first_loss(self, title: str) -> float:
         """What a function's first call returned, without its sign."""
@@ -148,11 +152,12 @@ class Calls:
         owner = function.__self__ if type(function) is MethodType else function
         reference, number = seen.objects.get(id(owner)), seen.num_calls + 1
         is_new = seen.num_objects < _MOST_OBJECTS and (reference is None or reference() is not owner)
+        is_due = is_new or number in _LATER_CHECKS or number % _EVERY == 0
         look = Check.NOTHING
-        if check and number == 1:
+        if check and is_new:
             look, trained = Check.ALL, self.trained
             check_models(trained.models, trained.parameters, trained.names, self.tell)
-        elif check and (is_new or number in _LATER_CHECKS or number % _EVERY == 0):
+        elif check and is_due:
             look = Check.LOSS
         name = title_call(title, inputs.describe(), rates)
         is_whole = self.number <= _FIRST_CALLS or self.number % _EVERY == 0
@@ -162,7 +167,9 @@ class Calls:
         with keeping_generators():
             while True:
                 num_groups = self._num_groups.get(title, 1)
-                attempt = Attempt(self, function, inputs, title, digests, scaler, num_groups, look, is_whole=is_whole)
+                attempt = Attempt(
+                    self, function, inputs, title, digests, scaler, num_groups, look, is_looked_at=is_whole or is_due
+                )
                 try:
                     notes = attempt.exchange(name)
                     self._seen[title], seen.num_calls = seen, number
