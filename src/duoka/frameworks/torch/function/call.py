@@ -134,6 +134,12 @@ class Calls:
         self, function: Function, args: Sequence[Any], scaler: Any, rates: Sequence[str], *, check: bool = True
     ) -> Any:
         self.refuse_inside("strategy.backward")
+        if not callable(function):
+            raise MismatchError(
+                f"strategy.backward was given a {type(function).__name__}, not a function.",
+                why="it runs the function for each replica, on that replica's samples, and calls loss.backward().",
+                do="def loss_of(x, y): return criterion(model(x), y); then strategy.backward(loss_of, batch).",
+            )
         inputs = Inputs(args, self.collective.num_replicas, self.device)
         self.trained.scan()
         if not self.trained.parameters:
