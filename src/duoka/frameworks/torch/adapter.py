@@ -51,7 +51,7 @@ from duoka.frameworks.torch.newcomers import Newcomers
 from duoka.frameworks.torch.optimizer import describe_rates, hold_back, prepare_optimizer, watch_steps
 from duoka.frameworks.torch.outsiders import end_watch, has_gradients
 from duoka.frameworks.torch.prepared import Prepared
-from duoka.frameworks.torch.start import agree_on_start, check_devices
+from duoka.frameworks.torch.start import agree_on_start, check_devices, check_layouts
 from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.sync_batchnorm import sync_batch_norm
 from duoka.frameworks.torch.tensors import Tensors
@@ -290,6 +290,7 @@ class TorchAdapter:
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         check_devices(model, self.device)
         _refuse_uninitialised(model)
+        check_layouts(model)
         end_watch()
         model.to(self.device)
         self._models.append(model)

@@ -158,12 +158,11 @@ class Calls:
         owner = function.__self__ if type(function) is MethodType else function
         reference, number = seen.objects.get(id(owner)), seen.num_calls + 1
         is_new = seen.num_objects < _MOST_OBJECTS and (reference is None or reference() is not owner)
-        is_due = is_new or number in _LATER_CHECKS or number % _EVERY == 0
         look = Check.NOTHING
         if check and is_new:
             look, trained = Check.ALL, self.trained
             check_models(trained.models, trained.parameters, trained.names, self.tell)
-        elif check and is_due:
+        elif check and (number in _LATER_CHECKS or number % _EVERY == 0):
             look = Check.LOSS
         name = title_call(title, inputs.describe(), rates)
         is_whole = self.number <= _FIRST_CALLS or self.number % _EVERY == 0
@@ -173,8 +172,9 @@ class Calls:
         with keeping_generators():
             while True:
                 num_groups = self._num_groups.get(title, 1)
+                is_looked_at = is_whole or is_new
                 attempt = Attempt(
-                    self, function, inputs, title, digests, scaler, num_groups, look, is_looked_at=is_whole or is_due
+                    self, function, inputs, title, digests, scaler, num_groups, look, is_looked_at=is_looked_at
                 )
                 try:
                     notes = attempt.exchange(name)
