@@ -144,7 +144,7 @@ def test_parameters_that_were_not_prepared_are_an_error_without_a_check_and_in_l
     x, stranger = torch.ones(8, 6), nn.Linear(6, 3)
     for _ in range(5):
         adapter.backward(lambda x: model(x).mean(), [x], None, False)
-    with pytest.raises(MismatchError, match="not prepared: stranger.weight"):
+    with pytest.raises(MismatchError, match=r"not prepared: stranger\.weight"):
         adapter.backward(lambda x: model(x).mean() + stranger(x).mean(), [x], None, False)
 
 

@@ -193,7 +193,7 @@ def ema_and_accuracy() -> dict[str, Any]:
 
     def loss_of(x, y):
         out = model(x)
-        return F.cross_entropy(out, y), {"correct": ((out.argmax(1) == y).sum(), len(y)), "spread": out.std()}
+        return F.cross_entropy(out, y), {"correct": ((out.argmax(1) == y).sum(), len(y)), "spread": out.square().mean()}
 
     for _ in strategy.epochs(1):
         for batch in strategy.batches(loader):

@@ -386,6 +386,15 @@ class Inception(nn.Module):
         return (out, self.side(x)) if self.training else out
 
 
+@fine
+def terms_that_cancel_out(model, strategy):
+    """Gradients of normalised embeddings are orthogonal to them: each row adds up to rounding."""
+    x = inputs()[0]
+    embeddings = model(x).detach().requires_grad_()
+    (gradients,) = torch.autograd.grad(F.normalize(embeddings).square()[:, 0].sum(), embeddings)
+    return lambda x, gradients: strategy.weigh((model(x) * gradients).sum()), (x, gradients)
+
+
 @warned("is not checked: it raises in eval mode (ValueError: too many values to unpack")
 def two_values_in_training_mode(model, strategy):
     inception = Inception()
@@ -422,6 +431,26 @@ def predictions_and_targets_as_a_pair(model, strategy):
         return F.cross_entropy(scores, y), (scores.argmax(1), y)
 
     return loss_of, inputs(10)
+
+
+@warned("the metric 'correct' of")
+def correct_as_a_number(model, strategy):
+    """A mean over samples of what is a sum on each replica."""
+
+    def loss_of(x, y):
+        scores = model(x)
+        return F.cross_entropy(scores, y), {"correct": torch.ones(len(x)).sum().item(), "seen": (len(x), len(x))}
+
+    return loss_of, inputs()
+
+
+@warned("on 8 samples it is 8, and from 5 and 3 of them it would be 4")
+def table_with_a_count_of_one(model, strategy):
+    def loss_of(x, y):
+        scores = model(x)
+        return F.cross_entropy(scores, y), (torch.tensor([len(x), 0]), 1)
+
+    return loss_of, inputs()
 
 
 @fine
