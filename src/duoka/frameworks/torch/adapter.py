@@ -35,7 +35,7 @@ from duoka.frameworks.torch.plain.loader import PreparedLoader, prepare_loader
 from duoka.frameworks.torch.plain.loop import PlainLoop
 from duoka.frameworks.torch.plain.steps import StepWatch
 from duoka.frameworks.torch.prepared import Prepared
-from duoka.frameworks.torch.start import agree_on_start, check_devices
+from duoka.frameworks.torch.start import agree_on_start, check_devices, check_layouts
 from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.style import Styles
 from duoka.frameworks.torch.sync_batchnorm import SyncedPart, sync_batch_norm
@@ -171,6 +171,7 @@ class TorchAdapter(Training):
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         check_devices(model, self.device)
         _refuse_uninitialised(model)
+        check_layouts(model)
         end_watch()
         model.to(self.device)
         self._models.append(model)

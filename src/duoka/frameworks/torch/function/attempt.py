@@ -73,14 +73,14 @@ class Attempt:
         num_groups: int,
         check: Check,
         *,
-        is_whole: bool,
+        is_looked_at: bool,
     ) -> None:
         self._calls, self._function, self._inputs, self._scaler = calls, function, inputs, scaler
         self._collective, self._trained, self._device = calls.collective, calls.trained, calls.device
         self._number, self._num_replicas, self._seed = calls.number, calls.collective.num_replicas, calls.seed.number
         self.num_groups = num_groups
         self._check = check  # of the function, before it runs for replica 0
-        self._is_looked_at = check is Check.ALL or is_whole  # parameters and metrics are, in this call
+        self._is_looked_at = is_looked_at  # parameters and metrics are, in this call, also with check=False
         self._parameters = self._trained.parameters
         self._statistics = self._trained.statistics
         self._buffers = self._trained.buffers(num_groups)
@@ -92,7 +92,7 @@ class Attempt:
         self._bases = list(map(_GRAD, self._parameters))
         self._has_bases = any(map(operator.is_not, self._bases, itertools.repeat(None)))
         if self._statistics.has_any:
-            self._statistics.begin_batch()
+            self._statistics.begin_batch(is_whole=is_looked_at)
             self._statistics.watch_still()
         self._is_finished = False
 
@@ -176,7 +176,8 @@ class Attempt:
 
     def _check_function(self) -> BaseException | None:
         """Look at the function, which is left as it was found. Returns what it raised in eval mode, if it did."""
-        calls, is_first = self._calls, self._check is Check.ALL
+        calls = self._calls
+        is_first = not calls.has_seen(self._title)
         count = self._inputs.fewest_samples
         if count < FEWEST_SAMPLES:
             if is_first:
@@ -194,7 +195,7 @@ class Attempt:
             return cut(start + first, start + last)
 
         with calls.inside():
-            if is_first:
+            if self._check is Check.ALL:
                 return check_function(
                     self._function,
                     self._title,
