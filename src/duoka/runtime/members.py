@@ -6,11 +6,10 @@ there. The supervisor alone numbers generations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duoka.runtime.comebacks import Comebacks
 from duoka.runtime.crew import Crew, Worker
 from duoka.runtime.decisions import Standing, State, Vote
 from duoka.runtime.output import Fold
@@ -40,9 +39,23 @@ class Members:
     def membership(self) -> Membership:
         return self._membership
 
-    @property
-    def comebacks(self) -> Comebacks:
-        return self.respawn.comebacks
+    def has_running_original(self) -> bool:
+        """Whether anybody is left whom others can rely on: juniors may differ, and are never main."""
+        return any(w.number not in self._membership.juniors for w in self._crew.list_running())
+
+    def is_junior(self, number: int) -> bool:
+        return number in self._membership.juniors
+
+    def promote(self, numbers: Iterable[int]) -> None:
+        """These have agreed with the others at a comparison."""
+        self._membership = self._membership.promote(set(numbers))
+        if self._vote is not None:
+            self._vote.membership = self._membership
+
+    def find_main(self) -> int:
+        """The most senior worker that runs."""
+        running = {worker.number for worker in self._crew.list_running()}
+        return next(number for number in (*self._membership.workers, *running) if number in running)
 
     # After a loss.
 
@@ -77,6 +90,7 @@ class Members:
         if furthest is not None:
             members = vote.membership
             decided = {"kind": "decided", "generation": members.generation, "workers": members.workers}
+            decided["juniors"] = members.juniors
             for worker in self._crew.list_running():
                 worker.link.send(decided | asdict(furthest))
             self._vote = None
@@ -102,7 +116,7 @@ class Members:
         return None if since is None else Missed(last, since, may_sleep=True)
 
     def _move_main(self) -> None:
-        self._fold.move_main(self.comebacks.ages.sort(worker.number for worker in self._crew.list_running())[0])
+        self._fold.move_main(self.find_main())
 
     # What `Respawn` asks for.
 

@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from duoka.collectives.collective import Buffer, Collective, Exchange
-from duoka.collectives.trial import Kind
 from duoka.data.seeds import derive
 from duoka.data.trail import Trail
 from duoka.errors import MismatchError
@@ -276,8 +275,6 @@ class _Reduction:
 
     def _exchange(self, buffers: Sequence[Buffer], name: str, write: Callable[[Exchange, int], bytes]) -> Exchange:
         exchange = self._collective.exchange(buffers, name)
-        if buffers:
-            exchange.try_newcomer(Kind.EVALUATION)
         while True:
             missing = exchange.missing
             if new := [replica for replica in missing if replica not in self._totals]:

@@ -129,7 +129,7 @@ class Gradients:
                 with self._loop.noting_errors():
                     self._start_over_with_whole_shares(body)
             if body.backwards and self._loop.can_be_tried:
-                if self._collective.witnessed and not self._is_any_round_begun():
+                if self._collective.shadows and not self._is_any_round_begun():
                     self._start_over(body)  # without the replica that is computed for comparison
                 self._loop.has_several_backwards = True
             if not body.is_discarded:

@@ -255,7 +255,7 @@ class PreparedLoader(Ending):
     @property
     def _witnessed(self) -> tuple[int, ...]:
         """What is computed for comparison only, with a worker that has just come back."""
-        return self._collective.witnessed if self._loop.can_be_tried else ()
+        return self._collective.shadows if self._loop.can_be_tried else ()
 
     def _mark(self, unit: Unit) -> set[tuple[int, bool]]:
         """Its replicas, and whether they are this worker's own."""

@@ -67,7 +67,7 @@ class Round:
             self.exchange = self._collective.exchange(self.buffers, name)
             self.exchange.common_part = read_story
             if is_tried:
-                self.exchange.try_newcomer()
+                self.exchange.compare_juniors()
         return self.exchange
 
     def slots(self, replica: int) -> list[torch.Tensor]:
@@ -77,7 +77,7 @@ class Round:
 
     def _views(self, replica: int) -> list[torch.Tensor]:
         assert self.exchange is not None
-        if self.exchange.is_witnessed(replica):
+        if self.exchange.is_shadow(replica):
             self._witnessed = self._witnessed or self._make_views(self.exchange, replica)
             return self._witnessed
         if replica not in self._slots:
