@@ -14,6 +14,7 @@ import pytest
 from tests.process.results import read_result
 
 HERE = Path(__file__).parent
+PATHS = os.pathsep.join(filter(None, (str(HERE.parent.parent), os.environ.get("PYTHONPATH"))))
 FITS = ("calm", "a_weight", "a_moment_of_adam", "a_weight_at_the_end_of_an_epoch")
 LOOPS = (
     "a_calm_loop",
@@ -46,7 +47,7 @@ def run(backend: str, num_workers: int, names: tuple[str, ...]) -> tuple[int, st
             text=True,
             timeout=280,
             cwd=directory,
-            env=os.environ | one_thread | {"KERAS_BACKEND": backend, "PYTHONPATH": str(HERE.parent.parent)},
+            env=os.environ | one_thread | {"KERAS_BACKEND": backend, "PYTHONPATH": PATHS},
         )
     return done.returncode, done.stdout, done.stderr
 
