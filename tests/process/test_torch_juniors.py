@@ -41,7 +41,7 @@ SCRIPT = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     def wait_for(worker, wanted):
-        end = time.monotonic() + 100
+        end = time.monotonic() + 60
         while not (directory / f"ready-{worker}-{wanted}").exists():
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -55,9 +55,9 @@ SCRIPT = """
         scale = updates if how == "a counter" else state.updates
         return nn.functional.cross_entropy(model(x), y) * (1 + 0.01 * scale)
 
+    if life > 1:
+        (directory / f"ready-{strategy.worker}-{life}").touch()
     for epoch in strategy.epochs(STEPS // 10):
-        if life > 1:
-            (directory / f"ready-{strategy.worker}-{life}").touch()
         for batch in strategy.batches(loader):
             if how != "drift":
                 kill(VICTIM, 14)
@@ -70,11 +70,13 @@ SCRIPT = """
                     wait_for(VICTIM, 3)
             if life > 1 and strategy.is_main:
                 print("the replacement is main at", state.updates)
+            time.sleep(0.02)
             optimizer.zero_grad()
             strategy.backward(loss_of, batch)
             optimizer.step()
             updates, state.updates = updates + 1, state.updates + 1
-            optimizer.param_groups[0]["lr"] = 1e-2 / (1 + 0.01 * (updates if how == "a learning rate" else state.updates))
+            rate_at = updates if how == "a learning rate" else state.updates
+            optimizer.param_groups[0]["lr"] = 1e-2 / (1 + 0.01 * rate_at)
             if how == "a best value":
                 best = 0.0 if updates == 1 and life == 1 else best + 1
             if how == "drift" and life == 1 and strategy.worker == 2 and state.updates == 20:
