@@ -70,7 +70,9 @@ def test_gradients_that_depend_on_what_the_script_has_not_registered_remove_the_
     struck = train(tmp_path / "struck", backend, [[0, 1, 2]], anneals=True)
     assert struck.code == 0, struck.err[-3000:]
     assert "worker 0 (cpu:0/v0) has rejoined at step " in struck.err
-    line = "worker 0 (cpu:0/v0) was removed: it computed other gradients than worker 1 from the same samples and weights"
+    line = (
+        "worker 0 (cpu:0/v0) was removed: it computed other gradients than worker 1 from the same samples and weights"
+    )
     assert struck.err.count(line) in (1, 2), struck.err
     assert struck.facts()[1]["facts"] == calm.facts()[0]["facts"]
 

@@ -147,6 +147,8 @@ def test_gradients_that_depend_on_what_the_script_has_not_registered_remove_the_
     assert ended.code == 0, ended.err
     _, _, joined, removed, *_ = ended.said()
     assert joined.startswith("worker 0 (cpu:0/v0) has rejoined at step ")
-    assert removed.startswith("worker 0 (cpu:0/v0) was removed: it computed other gradients than worker 1 from"), removed
+    assert removed.startswith("worker 0 (cpu:0/v0) was removed: it computed other gradients than worker 1 from"), (
+        removed
+    )
     expected, found = calm("anneals").facts()[0], ended.facts()[1]
     assert (found["sha256"], found["metrics"]) == (expected["sha256"], expected["metrics"])

@@ -144,7 +144,7 @@ def test_a_promoted_replacement_goes_on_when_the_last_original_is_lost(calm, tmp
     ended = train(tmp_path, "the last original", num_workers=2)
     assert ended.code == 0, ended.err
     assert "worker 1 (cpu:0/v1) was ended by SIGKILL; 1 worker goes on (generation 3)." in ended.err
-    assert ended.out.splitlines()[-1] == calm.strip() and "the replacement is main at 80" in ended.out
+    assert ended.out.splitlines()[-1] == calm.strip() and "the replacement is main at 81" in ended.out
 
 
 def test_without_a_comparison_a_run_ends_with_its_last_original(tmp_path):
