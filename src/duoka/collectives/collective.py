@@ -178,9 +178,9 @@ class Collective(ABC):
         """Weights have been compared, and are equal: juniors that compute the same in the next step are promoted."""
         return
 
+    @abstractmethod
     def remove(self, workers: Sequence[int], difference: Difference) -> None:
         """Have these workers removed, as after a loss. All workers call it between two calls; it returns after that."""
-        return
 
     def yield_if_junior(self, difference: Difference) -> None:
         """This worker alone differs, as far as it knows: a junior does not return from here."""

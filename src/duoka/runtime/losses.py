@@ -110,7 +110,7 @@ class Losses:
         is_anybody_coming = respawn.has_newcomers or (worker.stuck is not None and respawn.has_vacancies)
         is_anybody_coming |= num_survivors > 0
         respawn.end()
-        has_finished = any(w.state is State.LEFT for w in self._crew.workers.values())
+        has_finished = any(self._has_finished(w, worker) for w in self._crew.workers.values())
         if num_survivors:
             self._dismiss_juniors(0 if has_finished else 128 + number)
         if has_finished:
@@ -124,6 +124,11 @@ class Losses:
                 self._outcome.last_line = f"{what}. With strategy.checkpoint a run goes on from the last one by itself."
             else:
                 self._outcome.way_back = self._find_way(what)
+
+    def _has_finished(self, worker: Worker, lost: Worker) -> bool:
+        """Whether this one has come to the end of its script: a junior may have left too early."""
+        is_junior, steps = self._members.is_junior(worker.number), self._crew.board.read(lost.number).steps
+        return worker.state is State.LEFT and (not is_junior or worker.standing.steps >= steps)
 
     def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
         """The main one is lost before it has come to the end of its script: another one is it from now on."""

@@ -31,6 +31,7 @@ class Members:
     ) -> None:
         self._crew, self._fold, self._clock = crew, fold, clock
         self._membership = Membership(0, tuple(range(plan.num_workers)))
+        self._juniors: set[int] = set()
         self._vote: Vote | None = None
         self._voting_since = 0.0
         self.respawn = Respawn(self, say, clock, is_wanted=plan.respawn, deadline_s=plan.deadline_s)
@@ -41,14 +42,16 @@ class Members:
 
     def has_running_original(self) -> bool:
         """Whether anybody is left whom others can rely on: juniors may differ, and are never main."""
-        return any(w.number not in self._membership.juniors for w in self._crew.list_running())
+        return any(w.number not in self._juniors for w in self._crew.list_running())
 
     def is_junior(self, number: int) -> bool:
-        return number in self._membership.juniors
+        """Also of one that has ended, and that the others have regrouped without."""
+        return number in self._juniors
 
     def promote(self, numbers: Iterable[int]) -> None:
         """These have agreed with the others at a comparison."""
         self._membership = self._membership.promote(set(numbers))
+        self._juniors -= set(numbers)
         if self._vote is not None:
             self._vote.membership = self._membership
 
@@ -134,6 +137,7 @@ class Members:
             # What was printed before belongs to the old main worker, and to a newcomer's log.
             self._crew.read_outputs(worker)
         newcomer.state = State.RUNNING
+        self._juniors.add(newcomer.number)
         self._membership = membership
         self._move_main()
 
