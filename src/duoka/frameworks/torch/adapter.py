@@ -209,6 +209,8 @@ class TorchAdapter(Training):
     def _begin_function(self) -> None:
         self._gradients.end()
         self._rejoin.begin()
+        if self.options.sync_batchnorm:
+            self._rejoin.refuse("sync_batchnorm=True computes one replica per worker, so all workers restart")
 
     def _begin_plain(self) -> None:
         if self._collective.num_replicas == 1:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from duoka.collectives.collective import Buffer, Exchange
+from duoka.collectives.decision import Difference
 from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError, WorkerLost
@@ -124,8 +125,8 @@ class Attempt:
         self._exchange = self._collective.exchange([*buffers, *self._statistic_buffers], name)
         if self._collective.joining is not None:
             self._exchange.common_part = read_digests
-            if self._collective.has_newcomer:
-                self._exchange.try_newcomer()
+            if self._collective.compares_juniors:
+                self._exchange.compare_juniors()
         self._exchange.carry_out(self._place)
         try:
             if self._error is not None:
@@ -148,16 +149,19 @@ class Attempt:
         """Compute a replica and write what comes of it into its slots."""
         if self._calls.is_synced and self._measured:
             raise restart_needed(1, self._num_replicas)
+        assert self._exchange is not None
         rows = share(self._inputs.num_samples, self._num_replicas, replica)
         self._collective.work_on(self._number, (replica,))
         if rows and self._error is None:
             try:
-                if replica or self._check is Check.NOTHING:
+                if replica or self._check is Check.NOTHING or self._exchange.is_shadow(replica):
                     return self._compute(replica, len(rows))
                 return self._compute_checked(len(rows))
             except WorkerLost:
                 raise
             except (Exception, SystemExit) as error:
+                what = f"failed with {describe_error(error).splitlines()[0][:200]} in replica {replica}"
+                self._collective.yield_if_junior(Difference(f"fails {type(error).__name__}", what))
                 self._error = error
             finally:
                 self._calls.synced_part = None
