@@ -174,10 +174,10 @@ class Training:
 
     def at_boundary(self) -> None:
         """Nothing is saved before the style is known, nor while gradients of an accumulation wait on each worker."""
+        if not self._styles.is_plain:
+            self._rejoin.allow()
         if not self._styles.is_known or self._gradients.has_kept:
             return
-        if self._styles.is_function:
-            self._rejoin.allow()
         if (rehearsal := self._collective.rehearsal) is not None and (position := self.boundary) is not None:
             rehearsal.at_training_boundary(self.step, position.describe(), self.capture)
         self._borders.at_border(self)
