@@ -22,7 +22,7 @@ from duoka.frameworks.torch.function.extras import describe_error, exchange_metr
 from duoka.frameworks.torch.function.first_call import check_again, check_function
 from duoka.frameworks.torch.function.gradient_buffers import set_gradients
 from duoka.frameworks.torch.function.in_place import (
-    read_parameter_versions,
+    read_parameter_marks,
     read_versions,
     refuse_changed_arguments,
     refuse_changed_parameters,
@@ -240,7 +240,7 @@ class Attempt:
         return returned
 
     def _compute(self, replica: int, num_rows: int) -> bytes:
-        versions = read_parameter_versions(self._trained.everything) if self._is_looked_at else []
+        marks = read_parameter_marks(self._trained.everything) if self._is_looked_at else []
         if self._check is Check.ALL:
             with UpdateGuard(self._trained, self._title) as guard:  # other workers look at their own replicas
                 returned = self._run(replica, num_rows)
@@ -249,7 +249,7 @@ class Attempt:
             returned = self._run(replica, num_rows)
         if self._is_looked_at:
             trained, losses = self._trained, [term.value for term in returned.terms]
-            refuse_changed_parameters(trained.everything, trained.all_names, versions, self._title)
+            refuse_changed_parameters(trained.everything, trained.all_names, marks, self._title)
             refuse_unprepared(self._function, losses, trained.known, self._title)
             refuse_samples(returned.metrics, num_rows)
         if not self._inputs.has_one_length and any(term.kind == "samples" for term in returned.terms):
