@@ -185,6 +185,7 @@ class Attempt:
         cut = self._inputs.cutter(((start, middle), (middle, stop), (start, stop)))
 
         def cut_from_start(first: int, last: int) -> list[Any]:
+            self._restore_buffers()  # each run begins from them: a queue of keys would be a longer one
             return cut(start + first, start + last)
 
         with calls.inside():
@@ -195,7 +196,6 @@ class Attempt:
                     cut_from_start,
                     sizes,
                     self._trained,
-                    self._restore_buffers,
                     calls.tell,
                 )
             first_loss = calls.first_loss(self._title)

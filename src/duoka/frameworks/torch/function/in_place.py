@@ -56,6 +56,6 @@ def refuse_changed_parameters(
         raise MismatchError(
             f"{title} changes the parameter {changed[0]} in place.",
             why="it runs once for each replica: workers with different samples would train different weights.",
-            do="change weights after strategy.backward, outside of the function. nn.Embedding(max_norm=...) changes its"
-            " weight in the forward: renormalise it in the loop instead.",
+            do="change weights after strategy.backward, outside of the function: also those of a momentum encoder."
+            " nn.Embedding(max_norm=...) changes its weight in the forward: renormalise it in the loop instead.",
         )
