@@ -149,6 +149,24 @@ def a_whole_step_inside_of_a_sum(model, strategy):
     return loss_of, inputs()
 
 
+@late("changes the parameter", 2)
+def momentum_encoder_in_the_forward(model, strategy):
+    """As MoCo's: past autograd, and without an effect until the first update."""
+    keys = copy.deepcopy(model).requires_grad_(False)
+    strategy.prepare(keys)
+
+    def loss_of(x, y):
+        for key, query in zip(keys.parameters(), model.parameters(), strict=True):
+            key.data = key.data + 1e-5 * (query.data - key.data)
+        return F.cross_entropy(model(x) + keys(x), y)
+
+    yield loss_of, inputs()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    yield loss_of, inputs()
+
+
 @fine
 def an_inner_step_on_a_copy(model, strategy):
     def loss_of(x, y):

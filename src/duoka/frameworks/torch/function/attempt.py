@@ -23,7 +23,7 @@ from duoka.frameworks.torch.function.extras import describe_error, exchange_metr
 from duoka.frameworks.torch.function.first_call import check_again, check_function
 from duoka.frameworks.torch.function.gradient_buffers import set_gradients
 from duoka.frameworks.torch.function.in_place import (
-    read_parameter_versions,
+    read_parameter_marks,
     read_versions,
     refuse_changed_arguments,
     refuse_changed_parameters,
@@ -196,6 +196,7 @@ class Attempt:
         cut = self._inputs.cutter(((start, middle), (middle, stop), (start, stop)))
 
         def cut_from_start(first: int, last: int) -> list[Any]:
+            self._restore_buffers()  # each run begins from them: a queue of keys would be a longer one
             return cut(start + first, start + last)
 
         with calls.inside():
@@ -206,7 +207,6 @@ class Attempt:
                     cut_from_start,
                     sizes,
                     self._trained,
-                    self._restore_buffers,
                     calls.tell,
                 )
             first_loss = calls.first_loss(self._title)
@@ -253,7 +253,7 @@ class Attempt:
         return returned
 
     def _compute(self, replica: int, num_rows: int) -> bytes:
-        versions = read_parameter_versions(self._trained.everything) if self._is_looked_at else []
+        marks = read_parameter_marks(self._trained.everything) if self._is_looked_at else []
         if self._check is Check.ALL:
             with UpdateGuard(self._trained, self._title) as guard:  # other workers look at their own replicas
                 returned = self._run(replica, num_rows)
@@ -262,7 +262,7 @@ class Attempt:
             returned = self._run(replica, num_rows)
         if self._is_looked_at:
             trained, losses = self._trained, [term.value for term in returned.terms]
-            refuse_changed_parameters(trained.everything, trained.all_names, versions, self._title)
+            refuse_changed_parameters(trained.everything, trained.all_names, marks, self._title)
             refuse_unprepared(self._function, losses, trained.known, self._title)
             refuse_samples(returned.metrics, num_rows)
         if not self._inputs.has_one_length and any(term.kind == "samples" for term in returned.terms):

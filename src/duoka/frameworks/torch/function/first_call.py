@@ -8,6 +8,7 @@ added to `p.grad`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -60,12 +61,11 @@ def check_function(
     cut: Callable[[int, int], Sequence[Any]],
     sizes: tuple[int, int],
     trained: Trained,
-    restore: Callable[[], None],
     tell: Tell,
 ) -> BaseException | None:
-    """Raise what would make a training wrong. `cut(start, stop)` returns the arguments for these samples.
+    """Raise what would make a training wrong.
 
-    `restore` lets buffers be as before the call.
+    `cut(start, stop)` returns the arguments for these samples, and lets buffers be as before the call.
 
     Returns:
         What the function raised in eval mode, in which it cannot be checked.
@@ -79,7 +79,6 @@ def check_function(
             watch.look_again()
 
         def run() -> None:
-            restore()
             data = cut(0, sum(sizes))
             with torch.enable_grad(), seeded(SEED):
                 function(*data)
@@ -121,11 +120,10 @@ def check_again(
 
 
 def _find_carried(run: Callable[[], None], guard: UpdateGuard, models: Sequence[nn.Module]) -> list[str]:
-    try:
+    with suppress(Exception):  # the function is about to run for a replica, and raises that again
         return find_carried(run, models)
-    except Exception:
-        guard.look()
-        return []  # the function is about to run for a replica, and raises that again
+    guard.look()
+    return []
 
 
 def _report_side_effects(watch: Watch, carried: Sequence[str], tell: Tell, title: str) -> None:

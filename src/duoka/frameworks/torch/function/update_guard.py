@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.function.in_place import read_parameter_versions, refuse_changed_parameters, version_of
+from duoka.frameworks.torch.function.in_place import read_parameter_marks, refuse_changed_parameters, version_of
 from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.tensors import as_bytes
 
@@ -30,7 +30,7 @@ class UpdateGuard:
             parameter.grad = torch.zeros_like(parameter)
         self._expected = [parameter.grad for parameter in self._parameters]
         self._gradient_versions = self._read_gradient_versions()
-        self._versions = read_parameter_versions(self._parameters)
+        self._marks = read_parameter_marks(self._parameters)
         self._hook = register_optimizer_step_pre_hook(self._refuse_step)
         return self
 
@@ -47,7 +47,7 @@ class UpdateGuard:
         are_same = all(p.grad is grad for p, grad in zip(self._parameters, self._expected, strict=True))
         if self._has_stepped or not are_same or self._read_gradient_versions() != self._gradient_versions:
             raise self._refusal()
-        refuse_changed_parameters(self._parameters, self._names, self._versions, self._title)
+        refuse_changed_parameters(self._parameters, self._names, self._marks, self._title)
 
     def _read_gradient_versions(self) -> list[int]:
         return [0 if gradient is None else version_of(gradient) for gradient in self._expected]
