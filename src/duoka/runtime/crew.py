@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from duoka.checkpoint.memory_snapshot import SnapshotMemory
 from duoka.collectives.board import Board, Work
+from duoka.collectives.decision import Difference
 from duoka.collectives.mailbox import wake
 from duoka.errors import LaunchError, Stopped
 from duoka.runtime.decisions import Standing, State
@@ -66,7 +67,7 @@ class Worker:
     last_words: bytes = b""  # the end of what it wrote to stderr
     is_bystander: bool = False  # it is stopped because another one has failed
     stuck: Lost | None = None  # why we have killed it
-    unfit: str = ""  # or what it did otherwise than the others, after it had come back
+    removed: Difference | None = None  # or what it did otherwise than the others
 
     def send_signal(self, number: int) -> None:
         try:

@@ -194,7 +194,9 @@ class Supervisor:
         elif kind == "ends":
             termination.begin_ending()
         elif kind == "differs":
-            self._losses.on_differing(message)
+            self._losses.on_differing(worker, message)
+        elif kind == "promoted":
+            self._members.promote(message["workers"])
         elif kind == "report":
             self._members.hear_report(worker.number, int(message["generation"]), _standing(message))
 
@@ -211,8 +213,8 @@ class Supervisor:
         self._fold.end(worker.number)
         if was_joining:
             self._on_newcomer_gone(worker, status)
-        elif worker.unfit:
-            self._losses.on_unfit_gone(worker)
+        elif worker.removed is not None:
+            self._losses.on_removed(worker)
         elif worker.state is State.LOST:
             self._losses.on_lost(worker, -status)
         elif worker.state is State.FAILED:
@@ -226,8 +228,7 @@ class Supervisor:
         self._respawn.on_gone(worker, how, has_finished=status == 0)
 
     def _on_left(self, worker: Worker) -> None:
-        others = [other.number for other in self._crew.list_running()]
-        if not self._members.comebacks.ages.is_younger(worker.number, others):
+        if not (self._members.is_junior(worker.number) and self._members.has_running_original()):
             self._respawn.finish()  # else it may have come to its end too early: the others will find out
         if worker.result is not None:
             self._outcome.results[worker.number] = worker.result

@@ -35,7 +35,7 @@ from duoka.frameworks.torch.plain.loader import PreparedLoader, prepare_loader
 from duoka.frameworks.torch.plain.loop import PlainLoop
 from duoka.frameworks.torch.plain.steps import StepWatch
 from duoka.frameworks.torch.prepared import Prepared
-from duoka.frameworks.torch.start import agree_on_start, check_devices
+from duoka.frameworks.torch.start import agree_on_start, check_devices, check_layouts
 from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.style import Styles
 from duoka.frameworks.torch.sync_batchnorm import SyncedPart, sync_batch_norm
@@ -171,6 +171,7 @@ class TorchAdapter(Training):
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         check_devices(model, self.device)
         _refuse_uninitialised(model)
+        check_layouts(model)
         end_watch()
         model.to(self.device)
         self._models.append(model)
@@ -208,6 +209,8 @@ class TorchAdapter(Training):
     def _begin_function(self) -> None:
         self._gradients.end()
         self._rejoin.begin()
+        if self.options.sync_batchnorm:
+            self._rejoin.refuse("sync_batchnorm=True computes one replica per worker, so all workers restart")
 
     def _begin_plain(self) -> None:
         if self._collective.num_replicas == 1:

@@ -83,16 +83,19 @@ def check_function(
             data = cut(0, sum(sizes))
             with torch.enable_grad(), seeded(SEED):
                 function(*data)
-            guard.look()
+            after_run()
 
+        # First: a state of other samples, of another number, would make the next run raise.
+        carried = _find_carried(run, guard, models)
+        probe = LossProbe(function, title, cut, sizes, after_run)
         try:
-            verdict = LossProbe(function, title, cut, sizes, after_run).find(models, tell)
+            verdict = None if carried else probe.find(models, tell)
         except RaisedInEvalMode as raised:
             failure = raised.__cause__
-        carried = _find_carried(run, guard, models)
     _report_side_effects(watch, carried, tell, title)
     if verdict is not None:
         raise verdict
+    probe.tell_of_metrics(tell)
     return failure
 
 

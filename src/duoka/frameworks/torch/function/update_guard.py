@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.function.in_place import read_parameter_versions, refuse_changed_parameters, version_of
 from duoka.frameworks.torch.function.trained import Trained
+from duoka.frameworks.torch.tensors import as_bytes
 
 
 class UpdateGuard:
@@ -37,10 +38,9 @@ class UpdateGuard:
         self._hook.remove()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        with torch.no_grad():
-            for parameter, value, version in zip(self._parameters, self._values, self._versions, strict=True):
-                if version_of(parameter) != version:
-                    parameter.copy_(value)
+        for parameter, value in zip(self._parameters, self._values, strict=True):
+            if not torch.equal(as_bytes(parameter), as_bytes(value)):  # not by versions: .data leaves them alone
+                parameter.data.copy_(value)
 
     def look(self) -> None:
         """Raise if the function has updated something since the block began."""
