@@ -36,7 +36,7 @@ class Notes:
     """What workers have noted in a folder, over all starts."""
 
     def __init__(self, directory: Path, worker: int = 0) -> None:
-        self._directory, self._worker = directory, worker
+        self._directory, self.worker = directory, worker
 
     def add(self, name: str, step: int) -> None:
         with (self._directory / name).open("a") as file:
@@ -44,7 +44,7 @@ class Notes:
 
     @property
     def is_first_life(self) -> bool:
-        return len(self.read(f"life-{self._worker}")) == 1
+        return len(self.read(f"life-{self.worker}")) == 1
 
     def read(self, name: str) -> list[int]:
         path = self._directory / name
@@ -102,6 +102,31 @@ def keep_at(steps: tuple[int, ...] | None) -> None:
     """In this fork, snapshots are named at these steps, and are taken at the next ones, however busy the machine is."""
     if steps is not None:
         Snapshots._is_due = lambda self, training: training.step in steps  # type: ignore[method-assign]
+
+
+def train_plain(session: Any, story: Story) -> dict[str, Any]:
+    """A plain loop: each worker counts what it sees of its own samples."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    Mirrored.connect = staticmethod(lambda request: session)  # in this fork
+    strategy, notes = Mirrored(), Notes(story.directory, session.worker)
+    notes.add(f"life-{session.worker}", 0)
+    keep_at(story.keeps)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    x = torch.randn(8 * BATCHES, 6, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=8, shuffle=True)
+    model, optimizer, loader = strategy.prepare(model, optimizer, loader)
+    state = strategy.register(seen=0.0)
+    for _ in strategy.epochs(EPOCHS):
+        for rows, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(rows), labels).backward()
+            if story.dies(notes, strategy.step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            state.seen += float(rows.sum())
+    return {"sha": sha(model, optimizer), "seen": state.seen}
 
 
 def _watch_snapshots(notes: Notes, torn: int) -> None:

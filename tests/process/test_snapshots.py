@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Told
-from tests.process.snapshot_training import Notes, Story, keep_at, reference, run, run_body
+from tests.process.snapshot_training import Notes, Story, keep_at, reference, run, run_body, train_plain
 
 pytestmark = [pytest.mark.torch]
 LINE = re.compile(
@@ -109,6 +109,21 @@ def test_three_starts_that_come_to_no_later_snapshot_are_the_last(tmp_path):
     assert restarts(told) == [("snapshot in memory", 7)] * 3
     assert "it has started 3 times from step 7, and has come to no later snapshot, and the run ends." in told.said[-1]
     assert Notes(tmp_path).read("life-1") == [0] * 4
+
+
+def test_a_plain_loop_that_loses_a_worker_restarts_with_what_each_worker_had_counted(tmp_path):
+    (tmp_path / "calm").mkdir()
+    calm = run_body(lambda session: train_plain(session, Story(tmp_path / "calm")), snapshot_s=None)
+    assert calm.outcome.exit_code == 0, (calm.said, calm.outcome.failure)
+    assert calm.results[0]["seen"] != calm.results[1]["seen"]
+
+    def strike(notes: Notes, step: int) -> bool:
+        return notes.worker == 1 and step == 33 and notes.is_first_life
+
+    told = run_body(lambda session: train_plain(session, Story(tmp_path, strike)))
+    assert told.outcome.exit_code == 0, (told.said, told.outcome.failure)
+    assert told.results == calm.results
+    assert any("all workers restart from the snapshot in memory of step 3" in line for line in told.said), told.said
 
 
 class Sums:

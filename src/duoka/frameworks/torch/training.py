@@ -111,6 +111,8 @@ class Training:
 
     def _tell_of_registered(self, state: dict[str, Any]) -> None:
         """A plain loop may count its own samples. A checkpoint has the values of the worker that wrote it."""
+        if self._borders.restart_step is not None:
+            return  # a snapshot in memory has those of each worker
         if names := ", ".join(state["registered"]["values"]):
             self.tell_once(f"registered values continue on all workers as the main worker had them: {names}")
 
