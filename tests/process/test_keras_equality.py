@@ -1,4 +1,4 @@
-"""Replicas stay equal in `fit` and TensorFlow loops: a bit that flips on a worker is found, and the worker removed."""
+"""Replicas stay equal in `fit` and in TensorFlow loops: a worker with a flipped bit is found, and removed."""
 
 from __future__ import annotations
 
