@@ -17,8 +17,8 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Healed:
-    """Some workers had other values than most, and were given theirs."""
+class Drifted:
+    """Some workers had other values than most, and were removed."""
 
     step: int
     drifted: tuple[int, ...]
@@ -34,7 +34,7 @@ class Parted:
     first: str
 
 
-Event = Checked | Healed | Parted
+Event = Checked | Drifted | Parted
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
 

@@ -86,6 +86,10 @@ class NotebookSession:
         return self._joined.run
 
     @property
+    def is_restarted(self) -> bool:
+        return self._inside is not None and self._inside.is_restarted
+
+    @property
     def is_newcomer(self) -> bool:
         return self._joined.is_newcomer
 

@@ -16,13 +16,14 @@ from duoka.runtime.plan import Plan, choose_transport, read_flag, read_seconds, 
 from duoka.runtime.run import describe_plan
 from duoka.runtime.seeds import seed_everything
 from duoka.runtime.worker import Attachment
+from duoka.strategies.snapshots import LEAST_S
 from duoka.strategies.strategy import Request
 from duoka.topology.placement import place
 
 
 def check_request(request: Request) -> None:
     """What has to be yes or no is that, and so on; before anything is decided."""
-    for name in ("sync_batchnorm", "soft_placement", "log_placement", "respawn"):
+    for name in ("sync_batchnorm", "soft_placement", "log_placement", "respawn", "snapshot"):
         read_flag(getattr(request, name), name)
     for name in ("exact", "allow_growth", "share_reading"):
         read_flag(getattr(request, name), name, can_be_none=True)
@@ -58,6 +59,7 @@ def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
         here=_without_holders(inventory.devices),
         allow_growth=allow_growth,
         respawn=request.respawn and respawn_asked(os.environ),
+        snapshot_s=LEAST_S if request.snapshot else None,
         logical_cpus=settings.num_cpus,
         hides_cards=len(counted.devices) < len(inventory.devices),
     )
@@ -100,6 +102,8 @@ def check_same_run(request: Request, plan: Plan) -> None:
 def let_command_line_win(request: Request, attached: Attachment) -> None:
     """What was not given there is the script's; what cannot be changed any more must be given there."""
     plan = attached.plan
+    if not request.snapshot or (not request.respawn and "respawn" not in plan.command_line):
+        attached.plan = replace(plan, snapshot_s=None)
     if settings := list_settings(request):
         raise LaunchError(
             f"It is too late for {' and '.join(settings)}.",

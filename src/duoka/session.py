@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duoka
+from duoka.checkpoint.memory_snapshot import SnapshotFiles
 from duoka.collectives.arena import Arena
 from duoka.collectives.board import Board
 from duoka.collectives.chronicle import Chronicle
@@ -44,6 +45,7 @@ from duoka.runtime.run import become_supervisor, say
 from duoka.runtime.worker import Attachment, attachment
 from duoka.strategies.also import Also
 from duoka.strategies.mirrored import Mirrored as Mirrored
+from duoka.strategies.snapshots import Snapshots
 from duoka.strategies.strategy import Request, Restorable
 from duoka.strategies.training_loop import BETWEEN
 from duoka.topology.membership import Membership
@@ -131,6 +133,8 @@ def _join(attached: Attachment) -> WorkerSession:
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
         attached.left_to = lambda: collective.left_to
         session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
+        if plan.takes_snapshots and identity.snapshots:
+            _take_snapshots(attached, session)
         if collective.joining is not None:
             session.borders.add(first=partial(_let_join, collective.joining, session.borders.also))
         if attached.recorder is not None:
@@ -139,6 +143,21 @@ def _join(attached: Attachment) -> WorkerSession:
             _keep_journal(Path(identity.run_directory), plan, collective)
         _apply_memory_limit(plan.devices[identity.worker])
     return _sessions[os.getpid()]
+
+
+def _take_snapshots(attached: Attachment, session: WorkerSession) -> None:
+    identity, plan = attached.identity, attached.plan
+    files = SnapshotFiles(identity.snapshots, identity.worker, plan.num_workers, available_bytes)
+    snapshots = Snapshots(
+        session.collective,
+        files,
+        session.borders,
+        session.list_codecs,
+        say,
+        is_newcomer=identity.members is not None,
+        least_s=plan.snapshot_s or 0.0,
+    )
+    session.borders.add(border=snapshots.at_border, resume=snapshots.resume)
 
 
 def _keep_journal(directory: Path, plan: Plan, collective: SharedMemory) -> None:

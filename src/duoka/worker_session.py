@@ -124,6 +124,10 @@ class WorkerSession:
         return f"process-{os.getpid() if attached is None else attached.identity.supervisor}-{_TOKEN}"
 
     @property
+    def is_restarted(self) -> bool:
+        return self.borders.restart_step is not None
+
+    @property
     def is_newcomer(self) -> bool:
         return self.collective.joining is not None and self.collective.joining.is_newcomer
 

@@ -83,8 +83,12 @@ class Fate:
         workers = sorted(self._collective.workers)
         if due and len(workers) > 2:
             strike = due[0]
-            if workers[strike.rank % len(workers)] == self._collective.worker:
+            if workers[strike.rank % len(workers)] == self._collective.worker and not self._is_last_original():
                 self._armed = strike
+
+    def _is_last_original(self) -> bool:
+        """Without originals the run ends: juniors have not been compared yet."""
+        return set(self._collective.workers) - set(self._collective.juniors) == {self._collective.worker}
 
     def come_by(self, phase: str) -> None:
         if self._armed is not None and self._armed.phase == phase:
@@ -96,7 +100,7 @@ class Fate:
         if moment in (MOMENTS["hand-over"] or ()):
             due = [each for each in self._story if each.phase == "hand-over" and not self._claim(each).exists()]
             before = [each for each in self._story if due and each.number < due[0].number]
-            is_last = moment != "taking" and len(self._collective.workers) == 1
+            is_last = moment != "taking" and self._is_last_original()
             if due and not is_last and all(self._claim(each).exists() for each in before):
                 self._die(due[0])
 
@@ -129,7 +133,7 @@ def train(session: Any, story: tuple[Strike, ...], directory: Path) -> dict[str,
     torch.set_num_threads(1)
     torch.manual_seed(0)
     Mirrored.connect = staticmethod(lambda request: session)  # in this fork
-    strategy, data = Mirrored(), Samples()
+    strategy, data = Mirrored(check_every=2), Samples()
     fate = data.fate = Fate(story, directory, session.collective)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -18,7 +18,7 @@ from keras import layers
 from results import print_result
 
 import duoka
-from duoka.events import Checked, Healed, listen
+from duoka.events import Checked, Drifted, listen
 
 EVERY, VICTIM = 4, 1
 X = np.random.default_rng(0).standard_normal((156, 6)).astype("float32")
@@ -186,7 +186,7 @@ def main() -> None:
         results[name] = {
             "weights": hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest(),
             "digests": {event.step: event.digest for event in events if isinstance(event, Checked)},
-            "healed": [[e.step, *e.drifted, e.first.split("/")[-1]] for e in events if isinstance(e, Healed)],
+            "drifted": [[e.step, *e.drifted, e.first.split("/")[-1]] for e in events if isinstance(e, Drifted)],
         }
     print_result(results)
 

@@ -1,4 +1,4 @@
-"""Replicas stay equal: a bit that flips on one worker is found, named, and healed from the majority. PyTorch loops."""
+"""Replicas stay equal: a bit that flips on one worker is found and named, and the worker is replaced. PyTorch loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from duoka.collectives.solo import solo
-from duoka.events import Checked, Healed, listen
+from duoka.events import Checked, Drifted, listen
 from duoka.frameworks.torch.adapter import TorchAdapter
 from duoka.strategies.strategy import Options
 from tests.conftest import die_at, run_workers
@@ -39,8 +39,11 @@ def flip(what: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         flip_one_bit(optimizer.state[model[2].bias]["exp_avg_sq"])
 
 
-def train(collective, what: str = "", victim: int = -1, dying: int = -1, moment: int = -1) -> dict:
-    """Nine steps; `victim` flips a bit in the middle, and `dying` is killed at a moment of the check that finds it."""
+def train(collective, what: str = "", victim: int = -1, dying: int = -1, moment: int = -1, *, second: int = -1) -> dict:
+    """Nine steps; `victim` flips a bit in the middle, and `dying` is killed at a moment of the check that finds it.
+
+    With a `second` victim there are three more steps, in which it flips the same bit.
+    """
     events: list = []
     stop = listen(events.append)
     torch.set_num_threads(1)
@@ -50,13 +53,16 @@ def train(collective, what: str = "", victim: int = -1, dying: int = -1, moment:
     model.register_buffer("table", torch.arange(4.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(108, 20, generator=generator), torch.randn(108, 5, generator=generator))
+    num_rows = 108 if second < 0 else 144
+    data = TensorDataset(torch.randn(num_rows, 20, generator=generator), torch.randn(num_rows, 5, generator=generator))
     model, optimizer, loader = adapter.prepare([model, optimizer, DataLoader(data, batch_size=12)])
     for x, y in loader:
         optimizer.zero_grad()
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
         if adapter.stepped and adapter.step == FLIPPED_AT - 1 and collective.worker == victim:
+            flip(what, model, optimizer)
+        if adapter.stepped and adapter.step == FOUND_AT and collective.worker == second:
             flip(what, model, optimizer)
         if adapter.stepped and adapter.step == FOUND_AT - 1 and collective.worker == dying:
             die_at(collective, moment)
@@ -65,7 +71,7 @@ def train(collective, what: str = "", victim: int = -1, dying: int = -1, moment:
         "weights": digest(model.state_dict().values()),
         "optimizer": digest(value for state in optimizer.state.values() for value in state.values()),
         "digests": {str(event.step): event.digest for event in events if isinstance(event, Checked)},
-        "healed": [[e.step, *e.drifted, e.first, e.num_tensors] for e in events if isinstance(e, Healed)],
+        "drifted": [[e.step, *e.drifted, e.first, e.num_tensors] for e in events if isinstance(e, Drifted)],
     }
 
 
@@ -82,27 +88,39 @@ def calm() -> dict:
     [("weight", "0.weight"), ("buffer", "table"), ("optimizer", "exp_avg_sq of 2.bias in optimizer 1")],
 )
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_flipped_bit_is_named_and_healed_from_the_majority(what, first, victim, capfd):
+def test_a_worker_with_a_flipped_bit_is_removed_with_a_line_that_names_the_tensor(what, first, victim, capfd):
     launched = run_workers(3, 4, train, what, victim)
     assert launched.outcome.exit_code == 0, launched.outcome
-    assert len(launched.results) == 3
+    assert launched.outcome.lost == [(victim, signal.SIGKILL)]
+    right = [worker for worker in range(3) if worker != victim]
+    assert sorted(launched.results) == right
     reference = calm()
     for result in launched.results.values():
-        (healed,) = result["healed"]
+        (drifted,) = result["drifted"]
         # A wrong second moment has made its weight wrong in the step after it, too.
-        assert healed[:2] == [FOUND_AT, victim]
-        assert healed[2] == (first if what != "optimizer" else "2.bias")
-        assert result == launched.results[0]  # weights, optimizer state and digests are equal again
+        assert drifted[:3] == [FOUND_AT, victim, first if what != "optimizer" else "2.bias"]
+        assert result == launched.results[right[0]]  # weights, optimizer state and digests
         assert result["digests"]["3"] == reference["digests"]["3"]
         # Gradients from wrong weights were computed before the check: that is not undone, and said.
         is_undone = what == "buffer"
         assert (result["digests"]["6"] == reference["digests"]["6"]) == is_undone
         assert (result["weights"] == reference["weights"]) == is_undone
-    right = [worker for worker in range(3) if worker != victim]
     said = capfd.readouterr().err
-    assert said.count("had other values than") == 1
-    assert f"before step 6, worker {victim} had other values than workers {right[0]}, {right[1]}, first in" in said
-    assert "The last check that agreed: at step 3. Gradients that it computed from wrong weights since then" in said
+    start = f"worker {victim} (cpu:0/v{victim}) was removed: it had other values than workers {right[0]}, {right[1]}"
+    (line,) = launched.said
+    assert line.startswith(f"{start} before step 6, first in {first if what != 'optimizer' else '2.bias'} ("), line
+    assert said.count("The last check that agreed: at step 3. Gradients computed from wrong values since then") == 1
+
+
+def test_a_tensor_that_differs_a_second_time_ends_the_run():
+    def twice(collective):
+        return train(collective, "weight", 3, second=2)
+
+    launched = run_workers(4, 4, twice)
+    assert launched.outcome.exit_code == 76
+    text = launched.outcome.failure["traceback"]
+    assert "Before step 9 the replicas are no longer equal: 0.weight is not the same on workers" in text
+    assert "0.weight has differed before. The last check that agreed: at step 6." in text
 
 
 def test_calm_runs_have_the_same_digests_on_any_number_of_workers():
@@ -133,20 +151,21 @@ def test_half_of_the_workers_is_no_majority():
 
 
 @pytest.mark.parametrize("dying", [0, 1, 3])
-def test_a_worker_that_is_lost_while_others_are_healed_changes_nothing_of_that(dying):
-    """Worker 1 has drifted, 0 gives its values to it, and one of them, or a bystander, is killed on the way."""
-    healed = 0
-    for moment in range(0, 24, 3):
+def test_a_worker_that_is_lost_while_a_drifted_one_is_removed_changes_nothing_of_that(dying):
+    """Worker 1 has drifted, and worker 0, 1 or another one is killed on the way."""
+    drifted = 0
+    for moment in range(0, 12, 3):
         launched = run_workers(4, 4, train, "weight", 1, dying, moment)
+        lost = sorted(launched.outcome.lost)
+        # When the one that has drifted dies before it is compared, nobody is removed.
+        assert lost == [(worker, signal.SIGKILL) for worker in sorted({dying, 1})], (moment, launched.outcome)
         assert launched.outcome.exit_code == 0, (moment, launched.outcome)
-        assert launched.outcome.lost == [(dying, signal.SIGKILL)], moment
         first, *others = launched.results.values()
-        assert len(others) == 2
+        assert len(others) == len({0, 2, 3} - {dying}) - 1
         for other in others:
             assert other["weights"] == first["weights"] and other["optimizer"] == first["optimizer"], moment
-        healed += bool(first["healed"])
-    # When the one that has drifted dies before it is compared, there is nobody to heal.
-    assert healed == 8 if dying != 1 else healed >= 3
+        drifted += bool(first["drifted"])
+    assert drifted == 4 if dying != 1 else drifted >= 1
 
 
 SCRIPT = """

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from duoka.collectives.solo import solo
+from duoka.errors import MismatchError
 from duoka.frameworks.torch.function.arguments import fingerprint
 from duoka.frameworks.torch.function.returned import Measured, Rows
 from duoka.frameworks.torch.function.shares import digest_sample
@@ -135,6 +136,16 @@ def test_the_number_of_calls_of_each_function_is_saved_and_restored():
     resumed._calls.restore(saved)
     later = call(resumed, 3)["functions"]
     assert {title: [num_calls + 3, loss] for title, (num_calls, loss) in saved["functions"].items()} == later
+
+
+def test_parameters_that_were_not_prepared_are_an_error_without_a_check_and_in_later_calls():
+    adapter, model = adapter_for(solo(2, available_bytes=lambda: 2**40)), nn.Linear(6, 3)
+    adapter.prepare([model])
+    x, stranger = torch.ones(8, 6), nn.Linear(6, 3)
+    for _ in range(5):
+        adapter.backward(lambda x: model(x).mean(), [x], None, False)
+    with pytest.raises(MismatchError, match=r"not prepared: stranger\.weight"):
+        adapter.backward(lambda x: model(x).mean() + stranger(x).mean(), [x], None, False)
 
 
 def test_no_check_leaves_anything_in_a_list_of_the_script():

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from duoka.collectives.solo import solo
-from duoka.collectives.trial import Hearing
 from duoka.collectives.values import decode, encode
 from duoka.runtime.launch import Launched, launch
 from duoka.runtime.worker import attachment
@@ -49,9 +48,10 @@ class Story:
     overrun: int = 0  # how many steps more one that has come back wants to run
     leaves_in_s: float = 0.0  # how long that one takes to leave
     is_struck_then: bool = False  # worker 2 dies 0.3 s after it has begun to leave, before anybody has missed it
-    is_tried: bool = True  # an older worker computes the first of what one computes that has come back
-    lacks_memory: bool = False  # the one that is to compute it has none for that
-    lacks_rows: bool = False  # the last replica, in every other step
+    is_compared: bool = True  # a junior computes a replica of an original worker, for comparison
+    has_probation: bool = True  # before that it has no replica
+    lacks_rows: bool = False  # all replicas, in every other step
+    agrees_at: int = 0  # a step before which all workers find their weights equal
     deed: str = ""  # what one that has come back does otherwise than the others, three steps after it has joined
 
 
@@ -84,8 +84,6 @@ def train(collective, story: Story, directory: Path) -> dict:
                 os.kill(os.getpid(), strike.number)
 
     collective.moment = moment
-    if story.lacks_memory:
-        Hearing.begin = _find_no_memory  # in this process
     collective.barrier()
     if life > 1 and story.mistake in ("another call", "an error"):
         (directory / f"ready-{collective.worker}-{life}").touch()
@@ -96,8 +94,12 @@ def train(collective, story: Story, directory: Path) -> dict:
     joining = collective.joining
     if joining is not None:
         joining.allow()
+        if story.has_probation:
+            joining.require_probation()
     joined_at = STEPS
-    witnessed: list[tuple[int, int]] = []
+    shadowed: list[tuple[int, int]] = []
+    num_own: dict[int, int] = {}  # replicas, by steps since this worker has joined
+    was_main = False
     while state.step < STEPS + (life > 1) * story.overrun:
         if joining is not None:
             if joining.is_newcomer:
@@ -124,9 +126,13 @@ def train(collective, story: Story, directory: Path) -> dict:
         if deed == "calls something else":
             collective.barrier()
         moment(f"step {state.step}")
+        was_main = was_main or collective.main == collective.worker
+        num_own[state.step - joined_at] = len(collective.replicas)
+        if story.agrees_at and state.step == story.agrees_at:
+            collective.note_agreed()
         exchange = collective.exchange(buffers, f"of step {state.step}")
-        if story.is_tried:
-            exchange.try_newcomer()
+        if story.is_compared and collective.compares_juniors:
+            exchange.compare_juniors()
 
         def place(replica: int, exchange=exchange, deed=deed) -> bytes:
             collective.work_on(state.step, (replica,))
@@ -135,11 +141,9 @@ def train(collective, story: Story, directory: Path) -> dict:
                 poison.touch()
             if deed == "raises in a step" or poison.exists():
                 raise KeyError(f"nothing on worker {collective.worker}")
-            if deed == "cannot read in a step":
-                raise OSError(f"no file on worker {collective.worker}")
             is_other = life > 1 and story.mistake == "other numbers"
-            witnessed.append((state.step, replica)) if exchange.is_witnessed(replica) else None
-            is_empty = story.lacks_rows and replica == collective.num_replicas - 1 and state.step % 2 == 0
+            shadowed.append((state.step, replica)) if exchange.is_shadow(replica) else None
+            is_empty = story.lacks_rows and state.step % 2 == 0
             value = 0 if is_empty else gradient(replica, state.step, state.weights) + is_other
             exchange.slot(buffers[0], replica)[:] = value
             exchange.slot(buffers[1], replica)[:] = 0 if is_empty else 1 + state.step
@@ -153,12 +157,9 @@ def train(collective, story: Story, directory: Path) -> dict:
         state.step += 1
         collective.end_step()
     sha256 = hashlib.sha256(state.weights.tobytes()).hexdigest()
-    facts = {"life": life, "counts": list(collective.placement.counts()), "witnessed": witnessed}
+    facts = {"life": life, "shadowed": shadowed, "juniors": collective.juniors, "was_main": was_main}
+    facts["num_own"] = [num_own.get(number, 0) for number in range(3)]  # in the first steps of a replacement
     return {"sha256": sha256, "applied": state.applied} | facts
-
-
-def _find_no_memory(self: Hearing, buffers: object) -> None:
-    raise MemoryError
 
 
 def _be_struck_beside_one_that_leaves(worker: int, step: int, directory: Path) -> None:
@@ -312,65 +313,110 @@ def test_a_worker_that_is_stopped_past_its_deadlines_is_killed_and_replaced(tmp_
 
 def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_spoil_their_end(tmp_path):
     said = check(Story(3, 3, "small", (Strike(1, "step 3"),), overrun=5), tmp_path, left=2)
-    assert "worker 1 (cpu:0/v1) had come back, and was not done when the others were" in said[-1]
+    assert "worker 1 (cpu:0/v1) had rejoined, and was not done when the others were" in said[-1]
 
 
-@pytest.mark.slow
+NOT_AGAIN = (
+    "worker 1 (cpu:0/v1) was removed 2 times for the same reason, and is not started again. Register what its script"
+    " keeps from step to step: state = strategy.register(name=value), or strategy.also in a plain loop."
+)
+
+
+def check_removals(said: list[str], what: str, num_left: int) -> None:
+    """A replacement was removed twice, each time with one line that says why, and was not started again."""
+    removed = [line for line in said if " was removed: " in line]
+    assert len(removed) == 2 and said[-1] == NOT_AGAIN, said
+    for line in removed:
+        assert line.startswith(f"worker 1 (cpu:0/v1) was removed: it {what}"), line
+        assert "(it had rejoined; strategy.register hands over what a script keeps); " in line, line
+    verb = "goes" if num_left == 1 else "go"
+    assert removed[-1].endswith(f"; {num_left} worker{'s' * (num_left > 1)} {verb} on (generation 5)."), removed
+
+
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("num_workers", [2, 4])
-def test_one_that_computes_other_numbers_in_its_first_step_ends_alone_and_they_do_not_count(
-    size, num_workers, tmp_path
+@pytest.mark.parametrize("has_probation", [True, False], ids=["on probation", "with replicas"])
+def test_a_replacement_that_computes_other_bits_in_its_first_step_is_removed_and_they_do_not_count(
+    size, num_workers, has_probation, tmp_path
 ):
-    story = Story(num_workers, 5, size, (Strike(1, "step 3"),), mistake="other numbers")
-    said = check(story, tmp_path, left=num_workers - 1)
-    *_, unfit = said
-    assert len(said) == 4, said
-    assert unfit.startswith("worker 1 (cpu:0/v1) had come back, and computed other gradients than worker 0 from"), said
-    assert "name that in strategy.also(...); it is not started again; " in unfit
+    story = Story(num_workers, 5, size, (Strike(1, "step 3"),), mistake="other numbers", joins=2)
+    said = check(replace(story, has_probation=has_probation), tmp_path, left=num_workers - 1)
+    check_removals(said, "computed other gradients than worker 0 from the same samples and weights", num_workers - 1)
 
 
 def test_nobody_would_see_that_without_the_comparison(tmp_path):
-    story = Story(3, 5, "large", (Strike(1, "step 3"),), mistake="other numbers", is_tried=False)
+    story = Story(3, 5, "large", (Strike(1, "step 3"),), mistake="other numbers", is_compared=False)
     with pytest.raises(AssertionError, match="has rejoined at step"):
-        check(story, tmp_path)
+        check(replace(story, has_probation=False), tmp_path)
 
 
-def test_only_the_first_step_of_one_that_has_come_back_is_computed_twice(tmp_path):
-    launched, said = tell(Story(3, 5, "large", (Strike(1, "step 3"),)), tmp_path)
+def read_step(said: list[str]) -> int:
     (joined,) = [line for line in said if "has rejoined at step" in line]
-    step = int(joined.partition(" at step ")[2].partition(";")[0])
-    assert [launched.results[worker]["witnessed"] for worker in range(3)] == [[[step, 4]], [], []], said
+    return int(joined.partition(" at step ")[2].partition(";")[0])
+
+
+def test_a_replacement_has_no_replica_in_its_first_step_and_computes_one_for_comparison(tmp_path):
+    launched, said = tell(Story(3, 5, "large", (Strike(1, "step 3"),)), tmp_path)
+    step = read_step(said)
+    assert [launched.results[worker]["shadowed"] for worker in range(3)] == [[], [[step, 0]], []], said
+    assert launched.results[1]["num_own"] == [0, 1, 1], "the least senior has the fewest of five"
+
+
+def test_a_junior_is_an_original_after_one_comparison_in_which_it_agrees(tmp_path):
+    story = Story(3, 5, "small", (Strike(0, "step 3"),))
+    check(story, tmp_path / "junior")
+    (tmp_path / "kept").mkdir()
+    launched, said = tell(replace(story, agrees_at=40), tmp_path / "kept")
+    assert [launched.results[worker]["juniors"] for worker in range(3)] == [[], [], []], said
+    assert launched.results[0]["shadowed"] == [[read_step(said), 0], [40, 0]]
+    assert [launched.results[worker]["was_main"] for worker in range(3)] == [False, True, False]
+
+
+def test_a_replacement_stays_a_junior_until_workers_are_compared(tmp_path):
+    launched, said = tell(Story(3, 5, "small", (Strike(0, "step 3"),)), tmp_path)
+    assert [launched.results[worker]["juniors"] for worker in range(3)] == [[0]] * 3, said
+
+
+@pytest.mark.parametrize("agrees_at", [0, 20], ids=["juniors", "promoted"])
+def test_only_replacements_that_were_promoted_go_on_without_the_last_original(agrees_at, tmp_path):
+    """Worker 0 dies and is replaced; later worker 1, which was there from the start, dies, too."""
+    story = Story(2, 4, "small", (Strike(0, "step 3"), Strike(1, "step 30")), joins=1, agrees_at=agrees_at)
+    launched, said = tell(story, tmp_path)
+    if agrees_at:
+        assert launched.outcome.exit_code == 0 and 0 in launched.results, said
+        assert "worker 1 (cpu:0/v1) was ended by SIGKILL; 1 worker goes on (generation 3)." in said
+        (tmp_path / "calm").mkdir()
+        assert launched.results[0]["sha256"] == calm(4, "small", tmp_path / "calm")["sha256"]
+        assert launched.results[0]["was_main"]
+    else:
+        assert launched.outcome.exit_code == 128 + signal.SIGKILL and not launched.results, said
+        assert launched.outcome.last_line.startswith(
+            "worker 1 (cpu:0/v1) was ended by SIGKILL; no worker is left that others could join."
+        )
 
 
 @pytest.mark.parametrize("strike_at", [3, 4])
-def test_numbers_of_a_replica_without_rows_say_nothing_and_the_next_ones_are_compared(strike_at, tmp_path):
-    story = Story(3, 5, "large", (Strike(1, f"step {strike_at}"),), lacks_rows=True, mistake="other numbers")
-    said = check(story, tmp_path, left=2)
-    assert "computed other gradients than worker 0" in said[-1], said
-
-
-def test_without_memory_for_the_comparison_a_newcomer_joins_all_the_same(tmp_path):
-    launched, said = tell(Story(3, 5, "large", (Strike(1, "step 3"),), lacks_memory=True), tmp_path)
-    (tmp_path / "calm").mkdir()
-    assert launched.outcome.exit_code == 0 and len(launched.results) == 3, said
-    expected = calm(5, "large", tmp_path / "calm")["sha256"]
-    assert [(each["sha256"], each["witnessed"]) for each in launched.results.values()] == [(expected, [])] * 3
+def test_numbers_of_a_replica_without_samples_say_nothing_and_the_next_ones_are_compared(strike_at, tmp_path):
+    strikes = (Strike(1, f"step {strike_at}"),)
+    story = Story(3, 5, "large", strikes, lacks_rows=True, mistake="other numbers", joins=2)
+    check_removals(check(story, tmp_path, left=2), "computed other gradients than worker 0", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("has_probation", [True, False], ids=["on probation", "with replicas"])
 @pytest.mark.parametrize(
     "strike, mistake",
     [
-        (Strike(0, "witnessed"), ""),
-        (Strike(0, "witnessed"), "other numbers"),
-        (Strike(1, "depositing", life=2), ""),
-        (Strike(1, "depositing", life=2), "other numbers"),
+        (Strike(0, "step 10"), ""),
+        (Strike(0, "step 10"), "other numbers"),
+        (Strike(1, "computed for comparison", life=2), ""),
+        (Strike(1, "computed for comparison", life=2), "other numbers"),
         (Strike(1, "arrived", life=2), ""),
     ],
 )
-def test_a_death_while_the_first_step_is_computed_twice_changes_no_bit(strike, size, mistake, tmp_path):
-    story = Story(3, 5, size, (Strike(1, "step 3"), strike), joins=2, mistake=mistake)
+def test_a_death_while_a_junior_is_compared_changes_no_bit(strike, mistake, has_probation, size, tmp_path):
+    story = Story(3, 5, size, (Strike(1, "step 3"), strike), joins=2, mistake=mistake, has_probation=has_probation)
     said = check(story, tmp_path, left=-1, joined=-1)
     assert sum("was ended by SIGKILL" in line for line in said) == 2, said
     assert any("computed other gradients" in line for line in said) == bool(mistake), said
@@ -382,55 +428,42 @@ DEEDS = {
     "exits": "exited with code 3",
     "leaves": "has finished its script at step ",
     "calls something else": "called 'barrier', where the others called 'exchange of step ",
-    "says something else": "did otherwise in its loop body than the others: '",
+    "says something else": "did something else in its step than the others: '",
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [3, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("deed", list(DEEDS))
-def test_one_that_has_come_back_and_does_not_fit_ends_alone_with_one_line(deed, num_workers, tmp_path):
-    """Its script keeps something by itself that nobody has handed over."""
+def test_whatever_a_junior_does_otherwise_removes_it_alone(deed, num_workers, tmp_path):
+    """Its script keeps something that it has not registered."""
     size = "large" if deed.startswith("says") else "small"
-    story = Story(num_workers, 4, size, (Strike(1, "step 5"),), deed=deed)
-    said = check(story, tmp_path, left=num_workers - 1)
-    *_, unfit = said
-    assert len(said) == 4, said
-    assert unfit.startswith(f"worker 1 (cpu:0/v1) had come back, and {DEEDS[deed]}"), said
-    assert unfit.endswith("(generation 3).") and "; it is not started again; " in unfit
+    story = Story(num_workers, 4, size, (Strike(1, "step 5"),), deed=deed, joins=2)
+    check_removals(check(story, tmp_path, left=num_workers - 1), DEEDS[deed], num_workers - 1)
 
 
-def test_others_that_are_lost_after_one_that_came_back_has_left_early_are_started_again(tmp_path):
+def test_others_that_are_lost_after_a_junior_has_left_early_are_started_again(tmp_path):
     strikes = (Strike(1, "step 5"), Strike(2, "step 40"))
     said = check(Story(3, 4, "small", strikes, deed="leaves"), tmp_path, left=-1, joined=-1)
-    assert sum("worker 1 (cpu:0/v1) had come back, and has finished its script" in line for line in said) == 1, said
+    assert any("worker 1 (cpu:0/v1) was removed: it has finished its script" in line for line in said), said
     assert "worker 2 (cpu:0/v2) is started again, and joins when it is ready." in said
 
 
 @pytest.mark.parametrize("leaves_in_s", [0.0, 0.6], ids=["that has left", "that is leaving"])
-def test_a_loss_beside_one_that_leaves_early_hides_neither(leaves_in_s, tmp_path):
+def test_a_loss_beside_a_junior_that_leaves_early_hides_neither(leaves_in_s, tmp_path):
     story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="leaves", leaves_in_s=leaves_in_s, is_struck_then=True)
     said = check(story, tmp_path, left=-1, joined=-1)
-    assert sum("worker 1 (cpu:0/v1) had come back, and has finished its script" in line for line in said) == 1, said
+    assert any("worker 1 (cpu:0/v1) was removed: it has finished its script" in line for line in said), said
     assert sum("worker 2 (cpu:0/v2) was ended by SIGKILL" in line for line in said) == 1, said
     assert "worker 2 (cpu:0/v2) is started again, and joins when it is ready." in said
 
 
-def test_what_others_raise_too_after_one_that_has_come_back_is_the_users_error_and_ends_the_run(tmp_path):
+def test_what_original_workers_raise_too_is_the_users_error_and_ends_the_run(tmp_path):
     story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="comes to a row that nobody can read")
     launched, said = tell(story, tmp_path)
     assert launched.outcome.exit_code == 1 and launched.outcome.failed_worker in (0, 2), said
-    assert sum("had come back, and failed with KeyError" in line for line in said) == 1
+    assert sum("was removed: it failed with KeyError" in line for line in said) == 1
     assert "nothing on worker " in launched.outcome.failure["traceback"]
     assert launched.outcome.failure["where"].startswith("in replica ")
-
-
-def test_what_one_that_has_come_back_raises_in_a_step_is_the_users_error_unless_something_is_missing(tmp_path):
-    story = Story(3, 4, "small", (Strike(1, "step 5"),), deed="cannot read in a step")
-    launched, said = tell(story, tmp_path)
-    assert launched.outcome.exit_code == 1 and launched.outcome.failed_worker == 1, said
-    assert not any("had come back" in line for line in said), "nobody has tried it again"
-    assert "no file on worker 1" in launched.outcome.failure["traceback"]
 
 
 MOMENTS = (

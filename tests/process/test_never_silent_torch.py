@@ -58,6 +58,9 @@ CASES: dict[str, tuple[scripts.Script, list[str]]] = {
     "earlier handle": (scripts.earlier_handle, []),
     "before prepare": (scripts.before_prepare, []),
     "unpacked": (scripts.unpacked, []),
+    "items of a handle": (scripts.items_of_a_handle, []),
+    "key of a handle": (scripts.key_of_a_handle, []),
+    "loss, not a function": (scripts.loss_instead_of_a_function, []),
 }
 # These end a run: a launch for each.
 FATAL: dict[str, tuple[scripts.Script, list[str]]] = {
@@ -332,6 +335,9 @@ def test_a_call_that_differs_on_one_worker_names_both(name, message):
         ("earlier handle", r"(?s)batch 0 of pass 0.*until the next batch of its loader is drawn.*do   "),
         ("before prepare", r"(?s)for PyTorch models that were prepared.*strategy\.prepare"),
         ("unpacked", r"(?s)was taken apart.*handle.*strategy\.backward\(loss_of, batch\)"),
+        ("items of a handle", r"(?s)has no 'items'.*handle.*strategy\.backward\(loss_of, batch\)"),
+        ("key of a handle", r"(?s)was taken apart.*handle.*strategy\.backward\(loss_of, batch\)"),
+        ("loss, not a function", r"(?s)a Tensor, not a function.*strategy\.backward\(loss_of, batch\)"),
     ],
 )
 def test_bad_input_says_what_why_and_how_to_fix_it(name, message):

@@ -41,6 +41,7 @@ class Lives:
 
     def __init__(self, directory: Path, worker: int) -> None:
         self._ready = directory / "ready"
+        self._has_waited = False
         path = directory / f"lives-{worker}"
         with path.open("a") as file:
             file.write("x")
@@ -53,7 +54,8 @@ class Lives:
         while not self._ready.exists():
             assert time.monotonic() < end, "no replacement was started"
             time.sleep(0.01)
-        time.sleep(0.1)  # its script comes to its loop
+        time.sleep(0.1 if self._has_waited else 1.5)  # its script comes to its loop
+        self._has_waited = True
 
 
 def run_one(session: Any, name: str, death: Death | None, directory: Path) -> dict[str, Any]:

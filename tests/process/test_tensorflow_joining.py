@@ -142,11 +142,13 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     assert "life 2 not main" in ended.log(victim) and "life 2" not in ended.out
 
 
-def test_gradients_that_depend_on_what_the_script_keeps_end_the_one_that_has_come_back_alone(calm, tmp_path):
+def test_gradients_that_depend_on_what_the_script_has_not_registered_remove_the_replacement(calm, tmp_path):
     ended = train(tmp_path, 0, "anneals")
     assert ended.code == 0, ended.err
-    _, _, joined, unfit = ended.said()
+    _, _, joined, removed, *_ = ended.said()
     assert joined.startswith("worker 0 (cpu:0/v0) has rejoined at step ")
-    assert unfit.startswith("worker 0 (cpu:0/v0) had come back, and computed other gradients than worker 1 from"), unfit
+    assert removed.startswith("worker 0 (cpu:0/v0) was removed: it computed other gradients than worker 1 from"), (
+        removed
+    )
     expected, found = calm("anneals").facts()[0], ended.facts()[1]
     assert (found["sha256"], found["metrics"]) == (expected["sha256"], expected["metrics"])

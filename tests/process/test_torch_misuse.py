@@ -263,6 +263,13 @@ def test_a_model_without_values_is_refused(alone):
         alone.prepare([nn.Linear(2, 2, device="meta")])
 
 
+def test_a_model_with_a_sparse_buffer_is_refused(alone):
+    model = nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    with pytest.raises(MismatchError, match=r"(?s)adjacency of the Linear is a torch.sparse_coo tensor.*attribute"):
+        alone.prepare([model])
+
+
 def test_a_model_of_which_a_part_has_no_values_is_refused(alone):
     with pytest.raises(MismatchError, match="meta device"):
         alone.prepare([nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))])

@@ -265,9 +265,10 @@ class Queue(nn.Module):
         self.register_buffer("keys", torch.zeros(4, 3))
 
     def forward(self, out):
+        known = self.keys[0].clone()
         with torch.no_grad():
             self.keys += out.sum(0)
-        return out
+        return out + known
 
 
 @warned("keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import warnings
 from types import SimpleNamespace
@@ -148,6 +149,24 @@ def a_whole_step_inside_of_a_sum(model, strategy):
     return loss_of, inputs()
 
 
+@late("changes the parameter", 2)
+def momentum_encoder_in_the_forward(model, strategy):
+    """As MoCo's: past autograd, and without an effect until the first update."""
+    keys = copy.deepcopy(model).requires_grad_(False)
+    strategy.prepare(keys)
+
+    def loss_of(x, y):
+        for key, query in zip(keys.parameters(), model.parameters(), strict=True):
+            key.data = key.data + 1e-5 * (query.data - key.data)
+        return F.cross_entropy(model(x) + keys(x), y)
+
+    yield loss_of, inputs()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    yield loss_of, inputs()
+
+
 @fine
 def an_inner_step_on_a_copy(model, strategy):
     def loss_of(x, y):
@@ -246,6 +265,66 @@ def counter_in_a_prepared_module(model, strategy):
     return lambda x, y: F.cross_entropy(warming(model(x)), y), inputs()
 
 
+class Recurrent(nn.Module):
+    """Keeps the state of its last call, as a pair, and a meter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.state, self.meter = nn.LSTMCell(3, 3), None, SimpleNamespace(total=0.0)
+
+    def forward(self, out):
+        self.state = tuple(part.detach() for part in self.cell(out, self.state))
+        self.meter.total += self.state[0].mean().item()
+        return out + self.state[0]
+
+
+@wrong("changes Recurrent.state[0], Recurrent.state[1], Recurrent.meter.total, in a prepared module")
+def state_of_a_recurrent_module(model, strategy):
+    recurrent = Recurrent()
+    strategy.prepare(recurrent)
+    return lambda x, y: F.cross_entropy(recurrent(model(x)), y), inputs()
+
+
+@wrong("changes state[0], state[1], outside")
+def state_in_a_global_pair(model, strategy):
+    state = torch.zeros(3), torch.zeros(3)
+
+    def loss_of(x, y):
+        nonlocal state
+        state = state[1], model(x).detach().mean(0)
+        return F.cross_entropy(model(x) - state[0], y)
+
+    return loss_of, inputs()
+
+
+@wrong("changes unlabelled, an iterator, outside")
+def batches_of_another_loader(model, strategy):
+    """Semi-supervised training, with a loader that goes round."""
+    unlabelled = itertools.cycle(DataLoader(TensorDataset(inputs()[0]), batch_size=3))
+
+    def loss_of(x, y):
+        (more,) = next(unlabelled)
+        return F.cross_entropy(model(x), y) + 0.1 * model(more).square().mean()
+
+    return loss_of, inputs()
+
+
+@late("changes state['calls'], outside", 2)
+def another_function_of_the_same_line(model, strategy):
+    """It is checked as wholly as the first one."""
+
+    def make(state):
+        def loss_of(x, y):
+            if state is not None:
+                state["calls"] += 1
+            return F.cross_entropy(model(x), y)
+
+        return loss_of
+
+    yield make(None), inputs()
+    yield make({"calls": 0}), inputs()
+
+
 class Attending(nn.Module):
     """Keeps what it computes from its input, as many models do."""
 
@@ -325,6 +404,15 @@ class Inception(nn.Module):
         return (out, self.side(x)) if self.training else out
 
 
+@fine
+def terms_that_cancel_out(model, strategy):
+    """Gradients of normalised embeddings are orthogonal to them: each row adds up to rounding."""
+    x = inputs()[0]
+    embeddings = model(x).detach().requires_grad_()
+    (gradients,) = torch.autograd.grad(F.normalize(embeddings).square()[:, 0].sum(), embeddings)
+    return lambda x, gradients: strategy.weigh((model(x) * gradients).sum()), (x, gradients)
+
+
 @warned("is not checked: it raises in eval mode (ValueError: too many values to unpack")
 def two_values_in_training_mode(model, strategy):
     inception = Inception()
@@ -361,6 +449,26 @@ def predictions_and_targets_as_a_pair(model, strategy):
         return F.cross_entropy(scores, y), (scores.argmax(1), y)
 
     return loss_of, inputs(10)
+
+
+@warned("the metric 'correct' of")
+def correct_as_a_number(model, strategy):
+    """A mean over samples of what is a sum on each replica."""
+
+    def loss_of(x, y):
+        scores = model(x)
+        return F.cross_entropy(scores, y), {"correct": torch.ones(len(x)).sum().item(), "seen": (len(x), len(x))}
+
+    return loss_of, inputs()
+
+
+@warned("on 8 samples it is 8, and from 5 and 3 of them it would be 4")
+def table_with_a_count_of_one(model, strategy):
+    def loss_of(x, y):
+        scores = model(x)
+        return F.cross_entropy(scores, y), (torch.tensor([len(x), 0]), 1)
+
+    return loss_of, inputs()
 
 
 @fine

@@ -333,6 +333,27 @@ def unpacked(strategy: Any, words: list[str]) -> dict[str, Any]:
     return {}
 
 
+def items_of_a_handle(strategy: Any, words: list[str]) -> dict[str, Any]:
+    _, _, loader, loss_of = linear(strategy)
+    for batch in strategy.batches(loader):
+        strategy.backward(loss_of, {key: value.to(strategy.device) for key, value in batch.items()})
+    return {}
+
+
+def key_of_a_handle(strategy: Any, words: list[str]) -> dict[str, Any]:
+    _, _, loader, loss_of = linear(strategy)
+    for batch in strategy.batches(loader):
+        strategy.backward(loss_of, batch[0], batch[1])
+    return {}
+
+
+def loss_instead_of_a_function(strategy: Any, words: list[str]) -> dict[str, Any]:
+    """As `accelerator.backward(loss)`."""
+    model, _, _, _ = linear(strategy)
+    strategy.backward(model(torch.ones(4, 6)).mean())
+    return {}
+
+
 def tensor_of_the_scripts_own(strategy: Any, words: list[str]) -> dict[str, Any]:
     """A leaf that is no Parameter, and that the script's own optimizer trains."""
     model, _, loader, _ = linear(strategy)

@@ -7,7 +7,7 @@ import pytest
 
 from duoka.cli.main import main
 from duoka.errors import JournalError
-from duoka.events import Checked, Healed
+from duoka.events import Checked, Drifted
 from duoka.monitor.journal import FILE_NAME, Journal, read_journal
 
 RUN = {"replicas": 4, "seed": 0, "threads": 1, "duoka": "0"}
@@ -30,13 +30,13 @@ def write(directory, digests, run=RUN):
 def test_a_journal_begins_with_the_run_and_has_a_strict_line_for_each_event(tmp_path):
     journal = journal_in(tmp_path)
     journal.see(Checked(100, "ab", 0.01, 0.002))
-    journal.see(Healed(200, (1,), "bias", 3))
+    journal.see(Drifted(200, (1,), "bias", 3))
     journal.flush()
-    first, checked, healed = [json.loads(line) for line in (tmp_path / FILE_NAME).read_text().splitlines()]
+    first, checked, drifted = [json.loads(line) for line in (tmp_path / FILE_NAME).read_text().splitlines()]
     assert first == {"kind": "run"} | RUN
     standing = {"generation": 1, "workers": [0, 2], "time": 12.0}
     assert checked == {"kind": "checked", "step": 100, "digest": "ab", "seconds": 0.01, "share": 0.002} | standing
-    assert healed == {"kind": "healed", "step": 200, "drifted": [1], "first": "bias", "num_tensors": 3} | standing
+    assert drifted == {"kind": "drifted", "step": 200, "drifted": [1], "first": "bias", "num_tensors": 3} | standing
 
 
 def test_a_worker_that_becomes_the_main_one_goes_on_in_the_same_file(tmp_path):
@@ -142,9 +142,9 @@ def test_a_directory_without_a_journal_is_said(tmp_path, capsys):
 def test_what_explains_a_difference_is_said(tmp_path, capsys):
     a, b = write(tmp_path / "a", {0: "x", 100: "y"}), write(tmp_path / "b", {0: "x"})
     journal = journal_in(b, run=RUN)
-    journal.see(Healed(100, (1,), "bias", 3))
+    journal.see(Drifted(100, (1,), "bias", 3))
     journal.see(Checked(100, "other", 0.01, 0.002))
     journal.flush()
     code, text = verify(capsys, a, b)
     assert code == 1
-    assert "worker 1 was healed before step 100" in text
+    assert "worker 1 drifted, and was removed before step 100" in text

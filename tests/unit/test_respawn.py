@@ -61,7 +61,7 @@ class Scene:
         self.respawn.on_message(newcomer.number, newcomer, {"kind": "ready", "records": 0})
 
     def come_to_border(self, *members: int, offer: int = 1) -> None:
-        facts = {"offer": offer, "generation": self.membership.generation, "deadline_s": 1.0}
+        facts = {"offer": offer, "generation": self.membership.generation, "deadline_s": 1.0, "facts": {}}
         for member in members:
             self.respawn.on_message(member, None, {"kind": "border", "completed": 9, "steps": 7, "step": 5} | facts)
 
@@ -208,3 +208,15 @@ def test_a_newcomer_waits_from_its_offer_until_somebody_comes_to_a_border(scene)
     assert scene.respawn.is_given_since() == 105
     scene.hear_given(0)
     assert scene.respawn.is_given_since() is None
+
+
+def test_a_worker_that_is_removed_twice_for_the_same_reason_is_not_started_again(scene):
+    for reason in ("bits", "calls"):
+        scene.respawn.on_lost(2, removed_for=reason)
+        scene.respawn.fill()
+    assert [newcomer.number for newcomer in scene.started] == [3, 2, 2]
+    scene.respawn.on_lost(2, removed_for="calls")
+    scene.respawn.fill()
+    assert len(scene.started) == 3
+    assert scene.said[-1].startswith("worker 2 was removed 2 times for the same reason, and is not started again.")
+    assert "state = strategy.register(name=value)" in scene.said[-1]

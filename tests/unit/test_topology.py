@@ -97,4 +97,4 @@ def test_losing_everybody_is_an_error():
 def test_generations_only_go_up():
     membership = Membership(0, (0, 1, 2))
     assert membership.lose({1}) == Membership(1, (0, 2))
-    assert membership.lose({1}).join(1) == Membership(2, (0, 1, 2))
+    assert membership.lose({1}).join(1) == Membership(2, (0, 2, 1), juniors=(1,))

@@ -71,9 +71,9 @@ def _notes_on(story: Story) -> list[str]:
     """Events that explain a difference."""
     notes = []
     for event in story.others:
-        if event.get("kind") == "healed":
+        if event.get("kind") == "drifted":
             drifted = ", ".join(map(str, event.get("drifted", [])))
-            notes.append(f"  {story.path}: worker {drifted} was healed before step {event.get('step')}")
+            notes.append(f"  {story.path}: worker {drifted} drifted, and was removed before step {event.get('step')}")
         elif event.get("kind") == "parted":
             notes.append(f"  {story.path}: its workers were not equal before step {event.get('step')}")
     return notes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from duoka.collectives.arrays import Array
-from duoka.collectives.trial import Kind
+from duoka.collectives.decision import Difference
 from duoka.topology.placement import Placement
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class Rehearsal(Protocol):
 
     def at_training_boundary(self, step: int, where: str, capture: Callable[[], Any]) -> None:
         """The state of the run can be saved here, and the script may end."""
+        ...
+
+    def note_plain(self) -> None:
+        """The script trains in a plain loop: one replica per worker, and a restart after a loss."""
         ...
 
     def load_state(self) -> Any:
@@ -91,13 +95,14 @@ class Exchange(ABC):
     def deposit(self, replica: int, note: bytes = b"") -> None:
         """This replica's slots are written. The note travels along and reaches all workers."""
 
-    def try_newcomer(self, kind: Kind = Kind.STEP) -> None:
-        """From now on, and before any slot is asked for: a replica of one that has just come back is `missing` on an
-        older worker, too. What both write is compared, and only the owner's counts (see `trial.py`).
+    def compare_juniors(self) -> None:
+        """From now on, and before any slot is asked for: a replica of an original worker is `missing` on juniors, too.
+
+        What they write is compared, and only the owner's counts (see `shadow.py`).
         """
         return
 
-    def is_witnessed(self, replica: int) -> bool:
+    def is_shadow(self, replica: int) -> bool:
         """Whether this worker computes this replica only for comparison."""
         return False
 
@@ -145,7 +150,7 @@ class Collective(ABC):
 
     @property
     def main(self) -> int:
-        """The worker that speaks and saves for all. One that has come back knows less of the run: others go first."""
+        """The worker that prints and saves for all: the most senior one."""
         return min(self.workers)
 
     def ask_main(self, *, is_between: bool) -> bool:
@@ -164,13 +169,30 @@ class Collective(ABC):
         return counts[what] - 1
 
     @property
-    def has_newcomer(self) -> bool:
-        """Whether the next step is to be compared with that of a worker that has just joined."""
+    def compares_juniors(self) -> bool:
+        """Whether juniors compute a replica of an original worker in the next step, for comparison."""
         return False
 
     @property
-    def witnessed(self) -> tuple[int, ...]:
-        """What this worker computes in this step beside its own, in an exchange that tries a newcomer."""
+    def shadows(self) -> tuple[int, ...]:
+        """The replicas that this worker computes in this step for comparison only."""
+        return ()
+
+    def note_agreed(self) -> None:
+        """Weights have been compared, and are equal: juniors that compute the same in the next step are promoted."""
+        return
+
+    @abstractmethod
+    def remove(self, workers: Sequence[int], difference: Difference) -> None:
+        """Have these workers removed, as after a loss. All workers call it between two calls; it returns after that."""
+
+    def yield_if_junior(self, difference: Difference) -> None:
+        """This worker alone differs, as far as it knows: a junior does not return from here."""
+        return
+
+    @property
+    def juniors(self) -> tuple[int, ...]:
+        """Replacement workers that have not agreed with the others at a comparison yet."""
         return ()
 
     @property

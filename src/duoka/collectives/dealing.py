@@ -6,11 +6,11 @@ has rejoined at one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from duoka.collectives.decision import Decision
 from duoka.collectives.meeting import Meeting
-from duoka.collectives.trial import NOBODY, Kind, Trial
+from duoka.collectives.shadow import Shadow
 from duoka.topology.placement import Placement, place
 
 
@@ -22,17 +22,18 @@ class Dealing:
     def __init__(self, meeting: Meeting, num_replicas: int) -> None:
         self._meeting = meeting
         self._num_replicas = num_replicas
-        # A newcomer is dealt to as if it were a member already: it may read its rows while it comes near.
-        members = sorted({*meeting.membership.workers, meeting.worker})
-        self._dealt = self.placement = place(num_replicas, members)  # placement: who runs which replica, now
+        # By seniority, also those lost since. A replacement reads its samples ahead as if it were a member already.
+        self._order = tuple(dict.fromkeys((*meeting.membership.workers, meeting.worker)))
+        self._dealt = self.placement = place(num_replicas, self._order)  # placement: who runs which replica, now
         self._deal_anew = False
         self._adopt_later: list[Decision] = []
         self._lost_call = 0
         self._before_loss = self.placement
-        self._newcomer: int | None = None  # who has joined last
-        self._untried: set[Kind] = set()  # what it computes that has not been compared yet
-        self._compared: set[Kind] = set()  # in this step
-        self._is_excused = False
+        self.has_probation = False  # a replacement joins without replicas, until its bits have been compared
+        self.on_probation: tuple[int, ...] = ()
+        self.unproven: tuple[int, ...] = ()  # the juniors whose bits are compared in the next step
+        self._proven: tuple[int, ...] = ()  # replicas are dealt to them at the next boundary
+        self._to_promote: tuple[int, ...] = ()
         self.are_bits_promised = True  # else two that compute the same may differ
         self.last_loss: Decision | None = None
         self.on_deal: Callable[[Placement], None] = _no_deal  # called when replicas have been dealt anew
@@ -42,27 +43,41 @@ class Dealing:
         """The first replica of each share as they were dealt; unchanged while lost replicas move."""
         return self._dealt.homes
 
-    def find_trial(self, kind: Kind | None = None) -> Trial | None:
-        """While something, or this, of what a newcomer computes is still to be compared with an older one's."""
-        newcomer, workers = self._newcomer, self.placement.workers
-        if not self._untried or (kind is not None and kind not in self._untried):
-            return None
-        if newcomer is None or newcomer not in workers or len(workers) == 1 or not self.are_bits_promised:
-            return None
-        witness = NOBODY if self._is_excused else self._meeting.ages.sort(workers)[0]
-        return Trial(newcomer, self._dealt.replicas_of(newcomer)[0], witness)
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Who takes part in calls, with or without replicas."""
+        own = self.placement.workers
+        return own if not self.on_probation else tuple(sorted({*own, *self.on_probation}))
 
-    def excuse_witness(self) -> None:
-        """This worker cannot compute another replica beside its own."""
-        self._is_excused = True
+    @property
+    def compares_juniors(self) -> bool:
+        return bool(self.unproven) and self.are_bits_promised
 
-    def end_trial(self, kind: Kind) -> None:
-        """The numbers have been handed in that were to be compared. Within this step, others may follow."""
-        self._compared.add(kind)
+    def find_shadow(self) -> Shadow | None:
+        """Which replica juniors compute, too, in the step that begins: the first one of an original worker."""
+        membership = self._meeting.membership
+        for replica in range(self._num_replicas) if self.compares_juniors else ():
+            owner = self.placement.owner(replica)
+            if owner in membership.workers and owner not in membership.juniors:
+                return Shadow(replica, owner, self.unproven)
+        return None
 
-    def pass_border(self) -> None:
-        """The next step of training begins: all that is evaluated between two of them was compared."""
-        self._untried -= self._compared
+    def compare_all(self) -> None:
+        """Weights have been compared. Juniors that compute the same in the step that begins are originals after it."""
+        juniors = [worker for worker in self._meeting.membership.juniors if worker not in self.on_probation]
+        if juniors and not self.are_bits_promised:
+            self._meeting.promote(juniors)
+            return
+        self._to_promote = tuple(juniors)
+        self.unproven = tuple(dict.fromkeys((*self.unproven, *self._to_promote)))
+
+    def prove(self, juniors: Collection[int]) -> None:
+        """These have computed the same bits as an original worker."""
+        self.unproven = tuple(worker for worker in self.unproven if worker not in juniors)
+        self._proven += tuple(worker for worker in self.on_probation if worker in juniors)
+        if promoted := [worker for worker in self._to_promote if worker in juniors]:
+            self._to_promote = tuple(worker for worker in self._to_promote if worker not in juniors)
+            self._meeting.promote(promoted)
 
     def is_lost(self, number: int) -> bool:
         """Whether values of a lost worker were due in this call."""
@@ -85,26 +100,36 @@ class Dealing:
             self._adopt_later.append(decision)
         else:
             self.placement = self.placement.without(decision.lost)
+            self.on_probation, self.unproven, self._proven, self._to_promote = (
+                tuple(worker for worker in group if worker not in decision.lost)
+                for group in (self.on_probation, self.unproven, self._proven, self._to_promote)
+            )
             self._deal_anew = True
 
-    def deal_to(self, workers: Sequence[int], newcomer: int) -> None:
-        """A worker has rejoined at this border: replicas are dealt to all, and what was lost before is made up for."""
-        self._adopt_later, self._lost_call = [], 0
-        self._deal(workers)
-        self._newcomer, self._is_excused = newcomer, False
-        self._untried, self._compared = set(Kind), set()
+    def deal_to(self, newcomer: int, unproven: Sequence[int], on_probation: Sequence[int]) -> None:
+        """A worker has joined at this boundary: replicas are dealt to all, and what was lost before is made up for.
 
-    def _deal(self, workers: Iterable[int]) -> None:
-        # Replica 0, and what goes with it, is not for one that has come back while others have been there all along.
-        self._dealt = self.placement = place(self._num_replicas, self._meeting.ages.sort(workers))
+        `unproven`, `on_probation`: of those that have joined before, the same on all workers.
+        """
+        self._adopt_later, self._lost_call = [], 0
+        self._order = self._meeting.membership.workers
+        self.unproven, self._proven, self._to_promote = (*unproven, newcomer), (), ()
+        # Where two that compute the same may differ, nothing is compared.
+        self.on_probation = (*on_probation, newcomer) if self.has_probation and self.are_bits_promised else ()
+        self._deal([worker for worker in self._order if worker not in self.on_probation])
+
+    def _deal(self, workers: Collection[int]) -> None:
+        # Replica 0, and what belongs to it, is the most senior worker's.
+        self._dealt = self.placement = place(self._num_replicas, [w for w in self._order if w in workers])
         self._deal_anew = False
         self.on_deal(self.placement)
 
     def end_step(self) -> None:
-        """The border of a step has come; the meeting has counted it."""
-        self._untried -= self._compared & {Kind.STEP}
-        if self._deal_anew:
-            self._deal(self.placement.workers)
+        """The boundary of a step has come; the meeting has counted it."""
+        if self._deal_anew or self._proven:
+            self.on_probation = tuple(worker for worker in self.on_probation if worker not in self._proven)
+            workers, self._proven = (*self.placement.workers, *self._proven), ()
+            self._deal(workers)
         postponed, self._adopt_later = self._adopt_later, []
         for decision in postponed:
             self.adopt(decision)

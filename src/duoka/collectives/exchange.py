@@ -23,10 +23,10 @@ from duoka.collectives.answers import Answers
 from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
-from duoka.collectives.decision import Regrouped
+from duoka.collectives.decision import Difference, Regrouped
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
+from duoka.collectives.shadow import Shadowing, compare, tell_other_bits
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
-from duoka.collectives.trial import Hearing, Kind, Trial, is_something, kind_of
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, fold, parents
 
@@ -97,7 +97,8 @@ class SharedExchange(Exchange):
         self._notes: dict[int, bytes] = {}
         self._parents = parents(collective.num_replicas)
         self._small_results: dict[int, Array] = {}
-        self._hearing = Hearing(collective.worker, self._find_trial)
+        self._shadowing: Shadowing | None = None
+        self._compares_juniors = False
         self.is_small = carry is None and sum([buffer.nbytes for buffer in buffers]) <= SLOT_BYTES
         self._is_committed = False
         self._all_notes: list[bytes] = []
@@ -106,29 +107,30 @@ class SharedExchange(Exchange):
     def missing(self) -> tuple[int, ...]:
         mine = self._dealing.placement.replicas_of(self._collective.worker)
         left = mine if not self._deposited else tuple(sorted({*mine} - self._deposited))
-        return left if self._hearing.kind is None else (*left, *self._hearing.awaited)
-
-    def _find_trial(self) -> Trial | None:
-        kind = self._hearing.kind
-        return None if kind is None else self._dealing.find_trial(kind)
+        return left if self._shadowing is None else (*left, *self._shadowing.awaited(mine))
 
     @property
     def is_begun(self) -> bool:
         return self._number > 0
 
-    def try_newcomer(self, kind: Kind = Kind.STEP) -> None:
-        self._hearing.kind = kind
-        try:
-            self._hearing.begin(self._buffers)
-        except MemoryError:
-            self._dealing.excuse_witness()
+    def compare_juniors(self) -> None:
+        self._compares_juniors = self._dealing.compares_juniors
+        if shadow := self._dealing.find_shadow():
+            self._shadowing = Shadowing(self._collective.worker, shadow, self._buffers)
 
-    def is_witnessed(self, replica: int) -> bool:
-        return self._hearing.kind is not None and self._hearing.is_witness(replica)
+    def is_shadow(self, replica: int) -> bool:
+        return self._shadowing is not None and self._shadowing.is_shadow(replica, self._own_replicas)
+
+    @property
+    def _own_replicas(self) -> tuple[int, ...]:
+        return self._dealing.placement.replicas_of(self._collective.worker)
 
     def slot(self, buffer: Buffer, replica: int) -> Array:
-        known = self._known(buffer)
-        return known.slot(replica) if self._hearing.kind is None else self._hearing.slot(known, replica)
+        known, shadowing = self._known(buffer), self._shadowing
+        if shadowing is not None and shadowing.is_shadow(replica, self._own_replicas):
+            return shadowing.slot(known)
+        slot: Array = known.slot(replica)
+        return slot
 
     def _known(self, buffer: Buffer) -> Any:
         assert buffer in self._buffers, "a buffer of this exchange"
@@ -138,10 +140,10 @@ class SharedExchange(Exchange):
         assert replica in self.missing, f"replica {replica} is not awaited here"
         check_note(note)
         self._moment("depositing")
-        if self._hearing.kind is not None and self._hearing.concerns(replica):
-            self._hearing.testify(self._buffers, replica)
-            if self._hearing.is_witness(replica):
-                self._moment("witnessed")
+        if self._shadowing is not None:
+            common = b"" if self.common_part is None else self.common_part(note)
+            if self._shadowing.take(replica, self._own_replicas, common):
+                self._moment("computed for comparison")
                 return
         self._deposited.add(replica)
         self._notes[replica] = note
@@ -183,11 +185,11 @@ class SharedExchange(Exchange):
                 self._take(self._dealing.placement)
                 self._finish()
             except Regrouped as regrouped:
-                before = self._dealing.placement
+                before, workers = self._dealing.placement, self._dealing.workers
                 self._dealing.adopt(regrouped.decision)
                 if regrouped.decision.completed >= self._number:
                     # Somebody completed this step before the loss: its result is there to be taken.
-                    self._collective.compare_calls(self._number, before.workers)
+                    self._collective.compare_calls(self._number, workers)
                     self._take(before)
                     self._finish()
                 elif not self._can_redo:
@@ -203,10 +205,11 @@ class SharedExchange(Exchange):
         self._moment("arriving")
         self._meeting.meet(self._number, ARRIVED, deadline_s)
         self._moment("arrived")
-        self._collective.part_from_odd_calls(self._number, self._dealing.placement.workers, deadline_s)
-        self._collective.compare_calls(self._number, self._dealing.placement.workers)
+        workers = self._dealing.workers
+        self._collective.part_from_odd_calls(self._number, workers, deadline_s)
+        self._collective.compare_calls(self._number, workers)
         self._part_from_odd_notes(deadline_s)
-        self._part_from_other_bits(deadline_s)
+        self._part_from_other_bits(workers, deadline_s)
         if not self.is_small:
             if self._carry is None:
                 self._reduce()
@@ -216,25 +219,25 @@ class SharedExchange(Exchange):
             self._meeting.meet(self._number, REDUCED, deadline_s)
 
     def _part_from_odd_notes(self, deadline_s: float) -> None:
-        if self.common_part is None or not self._meeting.has_anybody_come_back:
+        if self.common_part is None or not self._collective.juniors:
             return
         parts: dict[int, set[bytes]] = {}
         for replica in range(self._collective.num_replicas):
             note = self._staging.read_note(self._number, replica)
             parts.setdefault(self._dealing.placement.owner(replica), set()).add(self.common_part(note))
-        if odd := self._meeting.ages.find_odd(parts):
+        if odd := self._meeting.membership.find_odd(parts):
             own, *_ = sorted(parts[odd[0]])
             (theirs, *_) = sorted(parts[next(worker for worker in parts if worker not in odd)])
-            what = f"did otherwise in its loop body than the others: {tell_difference(own, theirs)}"
+            what = f"did something else in its step than the others: {tell_difference(own, theirs)}"
             listing = f"{what}\nits: {own.decode(errors='replace')}\ntheirs: {theirs.decode(errors='replace')}"
-            self._meeting.part_from(odd, what, listing, deadline_s)
+            self._meeting.part_from(odd, Difference("steps", what, listing), deadline_s)
 
-    def _part_from_other_bits(self, deadline_s: float) -> None:
-        trial = self._dealing.find_trial()
-        told = {} if trial is None else self._staging.read_testimonies(self._number)
-        if trial is not None and len({*told.values()}) > 1:
-            what = trial.tell_difference(kind_of(told[0]))
-            self._meeting.part_from([trial.worker], what, what, deadline_s)
+    def _part_from_other_bits(self, workers: Sequence[int], deadline_s: float) -> None:
+        if self._compares_juniors:
+            digests = self._staging.read_digests(self._number, range(self._collective.num_replicas))
+            if differing := [worker for worker in compare(digests)[1] if worker in workers]:
+                owner = next(worker for worker, digest in digests.items() if digest.is_owner)
+                self._meeting.part_from(differing, Difference("bits", tell_other_bits(owner)), deadline_s)
 
     def _stage(self) -> None:
         """Copy this worker's partial sums to where everybody reads small numbers, each of them once.
@@ -254,8 +257,8 @@ class SharedExchange(Exchange):
     def _write_notes(self) -> None:
         for replica, note in self._notes.items():
             self._staging.write_note(self._number, replica, note)
-        if self._hearing.testimony is not None:
-            self._staging.write_testimony(self._number, *self._hearing.testimony)
+        if self._shadowing is not None and self._shadowing.digest is not None:
+            self._staging.write_digest(self._number, self._collective.worker, self._shadowing.digest)
 
     def _reduce(self) -> None:
         for home in self._homes:
@@ -282,7 +285,7 @@ class SharedExchange(Exchange):
 
     def _finish(self) -> None:
         self._is_committed = True
-        self._end_trial()
+        self._end_comparison()
         self._moment("completed")
         self._collective.complete(self._number)
         if not self.is_small and self._carry is None:
@@ -290,12 +293,11 @@ class SharedExchange(Exchange):
             for buffer in self._buffers:
                 buffer.last_exchange = self._number
 
-    def _end_trial(self) -> None:
+    def _end_comparison(self) -> None:
         """All come by here, and see the same."""
-        if self._dealing.find_trial() is not None:
-            of_newcomer = self._staging.read_testimonies(self._number).get(0)
-            if of_newcomer is not None and is_something(of_newcomer):
-                self._dealing.end_trial(kind_of(of_newcomer))
+        if self._compares_juniors:
+            digests = self._staging.read_digests(self._number, range(self._collective.num_replicas))
+            self._dealing.prove(compare(digests)[0])
 
     def result(self, buffer: Buffer) -> Array:
         assert self._is_committed, "commit() first"

@@ -132,7 +132,6 @@ class Joining:
             self._join(take)
             self._answers.is_in_step = True
             return
-        self._collective.dealing.pass_border()
         if self._agreed is not None and (is_between_epochs or not self._agreed.is_for_epoch):
             offer, self._agreed = self._agreed, None
             if offer.records == self._answers.num_passed:  # else all members are past the place where it waits
@@ -142,6 +141,13 @@ class Joining:
     def begin_step(self) -> None:
         """This worker has rejoined at a boundary, where the others are."""
         self._answers.is_in_step = True
+
+    def require_probation(self) -> None:
+        """From now on a replacement has no replica until it has computed the same bits as an original worker.
+
+        All workers say so before anybody joins, and make no call in which each of them has a value.
+        """
+        self._collective.dealing.has_probation = True
 
     def pause(self) -> None:
         """From now on no call leaves a record, and a newcomer makes none."""
@@ -170,13 +176,14 @@ class Joining:
                 try:
                     collective.moment("at the border")
                     deadline_s = collective.deadline_s
-                    joined = self._meeting.let_join(offer.number, lambda: self._give(give), deadline_s, step())
+                    facts = {"unproven": collective.dealing.unproven, "on_probation": collective.dealing.on_probation}
+                    joined = self._meeting.let_join(offer.number, lambda: self._give(give), deadline_s, step(), facts)
                 except Regrouped as regrouped:
                     collective.dealing.adopt(regrouped.decision)
                     continue
                 self._meeting.offers.pop(offer.worker, None)
                 if joined:
-                    collective.dealing.deal_to(self._meeting.membership.workers, offer.worker)
+                    collective.dealing.deal_to(offer.worker, **facts)
                 else:
                     os.ftruncate(self._parcel, 0)  # nobody takes it any more
                 return
@@ -248,7 +255,7 @@ class Joining:
         os.ftruncate(self._parcel, 0)
         self._meeting.enter(message)
         self._answers.is_replaying = False
-        self._collective.enter()
+        self._collective.enter(**message["facts"])
 
     def _wait_for_others(self) -> None:
         self._meeting.next_message(_LOOK_AGAIN_S)

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from duoka.collectives.ages import Ages
 from duoka.collectives.board import BEFORE_LINE, Board, Work
 from duoka.collectives.complaints import Complaints
-from duoka.collectives.decision import Decision, Regrouped
+from duoka.collectives.decision import Decision, Difference, Regrouped
 from duoka.collectives.mailbox import WAKE, Mailbox, Message
 from duoka.collectives.patience import Link, Patience
 from duoka.collectives.supervision import Expired, Offer, Supervision
@@ -59,11 +58,11 @@ class Meeting:
         self._clock = clock
         self._supervision = Supervision(link, clock)
         self._complaints = Complaints(worker, board, describe)
-        self.ages = Ages()
         self._others = tuple(w for w in membership.workers if w != worker)
         self._progress = dict.fromkeys(membership.workers, (-1, -1))
         self._standing = 0
         self._dropped: list[int] = []  # those that had finished when another one was lost
+        self._dropped_juniors: set[int] = set()
         self._is_whole = membership == Membership(0, tuple(range(len(membership.workers))))
         self.work: Work | None = None  # what this worker computes, or has computed last
         self._pid = os.getpid()
@@ -269,18 +268,19 @@ class Meeting:
         self._link.send({"kind": "report", "generation": generation} | standing)
         return generation
 
-    # Workers that have come back, and do not fit to the others; see ages.py.
+    # Workers that differ from the others: a junior yields, and so does a minority.
 
-    @property
-    def has_anybody_come_back(self) -> bool:
-        return self.ages.has_anybody_come_back(self.membership.workers)
+    def promote(self, juniors: Sequence[int]) -> None:
+        """These have computed the same as the others: they count as originals from now on."""
+        self.membership = self.membership.promote(juniors)
+        self._link.send({"kind": "promoted", "workers": list(juniors)})
 
-    def part_from(self, odd: Sequence[int], what: str, listing: str, deadline_s: float) -> NoReturn:
-        """Have the supervisor take these out of the run, and wait for that: it raises Regrouped, as after any loss.
+    def part_from(self, odd: Sequence[int], difference: Difference, deadline_s: float) -> NoReturn:
+        """Have the supervisor remove these, and wait for that: it raises Regrouped, as after any loss.
 
-        Those who are odd come here, too: a process that is about to be killed does nothing better than wait.
+        Those who differ come here, too: a process that is about to be killed does nothing better than wait.
         """
-        self._tell_difference(odd, what, listing)
+        self._tell_difference(odd, difference)
         patience = self._begin_wait(UNFIT, deadline_s)
         try:
             while True:
@@ -293,23 +293,32 @@ class Meeting:
         finally:
             patience.end()
 
-    def _tell_difference(self, odd: Sequence[int], what: str, listing: str) -> None:
-        told = {"kind": "differs", "workers": list(odd), "what": what[:300], "listing": listing[:4000]}
-        self._link.send(told | {"generation": self.membership.generation})
+    def yield_to_others(self, difference: Difference, deadline_s: float) -> NoReturn:
+        """This worker differs from the others, and knows it: it waits for its end."""
+        while True:
+            try:
+                self.part_from([self.worker], difference, deadline_s)
+            except Regrouped:
+                continue  # another one was lost first
+
+    def _tell_difference(self, odd: Sequence[int], difference: Difference) -> None:
+        told = {"kind": "differs", "workers": list(odd), "generation": self.membership.generation}
+        self._link.send(told | difference.as_fields())
 
     def _part_from_gone(self, gone: Sequence[int], number: int, deadline_s: float) -> None:
-        odd = self.ages.find_odd({worker: worker in gone for worker in self.membership.workers})
+        odd = self.membership.find_odd({worker: worker in gone for worker in self.membership.workers})
         if odd and set(odd) <= set(gone):
-            self.part_from(odd, _tell_leaving(self.steps), str(self._left_error(odd[0], number)), deadline_s)
+            leaving = Difference("leaves", _tell_leaving(self.steps), str(self._left_error(odd[0], number)))
+            self.part_from(odd, leaving, deadline_s)
 
     def _tell_early(self, number: int) -> None:
-        """Who has finished without this call, and has come back before, did so too early. Nobody waits for it."""
+        """A junior that has finished without this call did so too early. Nobody waits for it."""
         early = [worker for worker in self._dropped if number > self._supervision.left[worker]]
         self._dropped = [worker for worker in self._dropped if worker not in early]
         for worker in early:
-            if self.ages.is_younger(worker, self.membership.workers):
+            if worker in self._dropped_juniors:
                 leaving = _tell_leaving(self._board.read(worker).steps)
-                self._tell_difference([worker], leaving, str(self._left_error(worker, number)))
+                self._tell_difference([worker], Difference("leaves", leaving, str(self._left_error(worker, number))))
 
     def _left_error(self, worker: int, number: int) -> WorkerLeft:
         return self._complaints.left(worker, self._supervision.left[worker], number)
@@ -331,13 +340,21 @@ class Meeting:
             self._supervision.obey(message)
         return message
 
-    def let_join(self, offer: int, give: Callable[[], None], deadline_s: float, step: int) -> bool:
+    def let_join(
+        self, offer: int, give: Callable[[], None], deadline_s: float, step: int, facts: dict[str, Any]
+    ) -> bool:
         """Stop at a border until everybody has, and the newcomer has the state. False: it is gone, or was refused.
 
-        `step`: as the user counts, for what is said of it.
+        `step`: as the user counts, for what is said of it. `facts`: of all members, for the newcomer.
         Raises Regrouped after a loss: everybody is still at this border then, and comes here again.
         """
-        standing = {"completed": self.completed, "steps": self.steps, "deadline_s": deadline_s, "step": step}
+        standing = {
+            "completed": self.completed,
+            "steps": self.steps,
+            "deadline_s": deadline_s,
+            "step": step,
+            "facts": facts,
+        }
         deadline_s *= _BORDER_PATIENCE
         self._link.send({"kind": "border", "offer": offer, "generation": self.membership.generation} | standing)
         patience = self._begin_wait(NOT_AT_BORDER, deadline_s, step)
@@ -374,11 +391,11 @@ class Meeting:
         self.say(self.completed, TAKEN)
 
     def _enter_generation(self, answer: dict[str, Any]) -> None:
-        self.membership = Membership(int(answer["generation"]), tuple(answer["workers"]))
+        workers, juniors = tuple(answer["workers"]), tuple(answer["juniors"])
+        self.membership = Membership(int(answer["generation"]), workers, juniors)
         self._others = tuple(w for w in self.membership.workers if w != self.worker)
         for worker in self._others:
             self._progress.setdefault(worker, (-1, -1))
-        self.ages.learn(answer.get("since", ()))
 
     def _adopt(self, answer: dict[str, Any]) -> Decision:
         before = self.membership
@@ -387,6 +404,7 @@ class Meeting:
         lost = tuple(w for w in before.workers if w not in self.membership.workers)
         completed = int(answer["completed"])
         self._dropped += [worker for worker in lost if worker in self._supervision.left]
+        self._dropped_juniors |= set(lost) & set(before.juniors)
         self._tell_early(self._board.read(self.worker).begun)
         # What was said in the old generation no longer counts. Say again what still holds; a call that
         # is done again is announced again by whoever does it.

@@ -19,14 +19,13 @@ from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.caller import STEP, find_line
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
 from duoka.collectives.dealing import Dealing
-from duoka.collectives.decision import Decision, Regrouped
+from duoka.collectives.decision import Decision, Difference, Regrouped
 from duoka.collectives.exchange import Moment, SharedExchange
 from duoka.collectives.joining import Joining
 from duoka.collectives.meeting import ARRIVED, TAKEN, Meeting
 from duoka.collectives.passing import broadcast, gather
 from duoka.collectives.reducing import Terms, reduce
 from duoka.collectives.staging import Staging
-from duoka.collectives.trial import Kind
 from duoka.errors import JoinLater, MismatchError, WorkerLost
 from duoka.topology.placement import Placement
 
@@ -68,7 +67,11 @@ class SharedMemory(Collective):
 
     @property
     def main(self) -> int:
-        return self.meeting.ages.sort(self.meeting.membership.workers)[0]
+        return self.meeting.membership.main
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self.dealing.workers
 
     def ask_main(self, *, is_between: bool) -> bool:
         """Between steps the role has moved as soon as the main one is gone, without waiting for anybody."""
@@ -84,14 +87,36 @@ class SharedMemory(Collective):
     def own_replicas(self) -> tuple[int, ...]:
         return self.dealing.placement_in(self.next_number).replicas_of(self.worker)
 
-    @property
-    def has_newcomer(self) -> bool:
-        return self.dealing.find_trial(Kind.STEP) is not None
+    # Juniors.
 
     @property
-    def witnessed(self) -> tuple[int, ...]:
-        trial = self.dealing.find_trial(Kind.STEP)
-        return (trial.replica,) if trial is not None and trial.witness == self.worker else ()
+    def compares_juniors(self) -> bool:
+        return self.dealing.compares_juniors
+
+    @property
+    def shadows(self) -> tuple[int, ...]:
+        shadow = self.dealing.find_shadow()
+        return (shadow.replica,) if shadow is not None and self.worker in shadow.juniors else ()
+
+    @property
+    def juniors(self) -> tuple[int, ...]:
+        return self.meeting.membership.juniors
+
+    def note_agreed(self) -> None:
+        self.dealing.compare_all()
+
+    def remove(self, workers: Sequence[int], difference: Difference) -> None:
+        with self.failing_for_good():
+            while odd := [worker for worker in workers if worker in self.meeting.membership.workers]:
+                try:
+                    self.meeting.part_from(odd, difference, self.deadline_s)
+                except Regrouped as regrouped:
+                    self.dealing.adopt(regrouped.decision)
+
+    def yield_if_junior(self, difference: Difference) -> None:
+        if self.worker in self.juniors:
+            with self.failing_for_good():
+                self.meeting.yield_to_others(difference, self.deadline_s)
 
     # What a call consists of.
 
@@ -135,19 +160,20 @@ class SharedMemory(Collective):
             raise self._failure
 
     def part_from_odd_calls(self, number: int, workers: Iterable[int], deadline_s: float) -> None:
-        """Before a call is compared for good: one that has come back, and calls something else, is not waited for.
+        """Before a call is compared for good: a junior that calls something else is removed.
 
         The call is not completed then. It is done again without that one, by the rules for a loss.
         """
-        if not self.meeting.has_anybody_come_back:
+        if not self.juniors:
             return
         calls = self.meeting.calls(number, workers)
-        odd = self.meeting.ages.find_odd(calls)
+        odd = self.meeting.membership.find_odd(calls)
         if not odd or any(calls[worker].startswith(b"broadcast") for worker in odd):
             return  # a broadcast writes where the parts of others lie
         own, theirs = (calls[w].decode(errors="replace") for w in (odd[0], next(w for w in calls if w not in odd)))
         what = f"called {own[:120]!r}, where the others called {theirs[:120]!r}"
-        self.meeting.part_from(odd, what, f"{what}\nits: {own}\ntheirs: {theirs}", deadline_s)
+        difference = Difference("calls", what, f"{what}\nits: {own}\ntheirs: {theirs}")
+        self.meeting.part_from(odd, difference, deadline_s)
 
     def compare_calls(self, number: int, workers: Iterable[int]) -> None:
         """All workers see the same calls here, so either all of them raise or none."""
@@ -174,10 +200,10 @@ class SharedMemory(Collective):
     def complete(self, number: int) -> None:
         self.meeting.complete(number)
 
-    def enter(self) -> None:
-        """This worker has joined, and goes on where the others are."""
+    def enter(self, unproven: Sequence[int], on_probation: Sequence[int]) -> None:
+        """This worker has joined, and continues where the others are."""
         self._number = self.meeting.completed
-        self.dealing.deal_to(self.meeting.membership.workers, self.worker)
+        self.dealing.deal_to(self.worker, unproven, on_probation)
 
     def work_on(self, step: int, replicas: Sequence[int], *, is_left: bool = False) -> None:
         self.meeting.work_on(Work.of(step, replicas, is_left))
@@ -206,17 +232,17 @@ class SharedMemory(Collective):
             if self.dealing.is_lost(number) and not can_redo():
                 raise self.lost_error(None, number)
             while True:
-                placement = self.placement
+                placement, workers = self.placement, self.workers
                 try:
                     self.moment("arriving")
                     self.meeting.meet(number, ARRIVED, self._deadline(deadline_s))
-                    self.part_from_odd_calls(number, placement.workers, self._deadline(deadline_s))
-                    self.compare_calls(number, placement.workers)
+                    self.part_from_odd_calls(number, workers, self._deadline(deadline_s))
+                    self.compare_calls(number, workers)
                     return placement
                 except Regrouped as regrouped:
                     self.dealing.adopt(regrouped.decision)
                     if regrouped.decision.completed >= number:
-                        self.compare_calls(number, placement.workers)
+                        self.compare_calls(number, workers)
                         return placement
                     if not can_redo():
                         raise self.lost_error(regrouped.decision, number) from None

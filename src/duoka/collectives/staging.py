@@ -8,11 +8,13 @@ has finished reading.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 from duoka.collectives.arena import Arena, Bytes
 from duoka.collectives.arrays import Array
+from duoka.collectives.shadow import DIGEST_BYTES, Digest
 from duoka.errors import MismatchError
 
 SLOT_BYTES = 128 * 1024
@@ -20,15 +22,16 @@ NOTE_BYTES = 4096
 _LENGTH = struct.Struct("<I")
 LONGEST_NOTE = NOTE_BYTES - _LENGTH.size
 _NUMBER = struct.Struct("<Q")
-_NUM_TESTIMONIES = 2
+_DIGEST_BYTES = 64  # with its number
 
 
 class Staging:
     def __init__(self, arena: Arena, num_replicas: int) -> None:
         self._num_replicas = num_replicas
-        set_bytes = num_replicas * SLOT_BYTES + (num_replicas + _NUM_TESTIMONIES) * NOTE_BYTES
+        set_bytes = num_replicas * SLOT_BYTES + num_replicas * (NOTE_BYTES + _DIGEST_BYTES)
         piece = arena.reserve(2 * set_bytes, "small messages")
         self._sets = [piece.bytes[parity * set_bytes : (parity + 1) * set_bytes] for parity in (0, 1)]
+        self._digests_at = num_replicas * NOTE_BYTES  # one for each worker: there are no more of them
         self._notes = [memoryview(part[self.wide_bytes :].data) for part in self._sets]
 
     @property
@@ -57,15 +60,20 @@ class Staging:
         (length,) = _LENGTH.unpack_from(notes, start)
         return bytes(notes[start + _LENGTH.size : start + _LENGTH.size + length])
 
-    def write_testimony(self, number: int, place: int, digest: bytes) -> None:
-        """What one of the two says who compute the same replica in this call."""
-        self.write_note(number, self._num_replicas + place, _NUMBER.pack(number) + digest)
+    def write_digest(self, number: int, worker: int, digest: Digest) -> None:
+        """What a worker says of a replica that is compared in this call."""
+        packed, start = _NUMBER.pack(number) + digest.pack(), self._digests_at + worker * _DIGEST_BYTES
+        self._notes[number & 1][start : start + len(packed)] = packed
 
-    def read_testimonies(self, number: int) -> dict[int, bytes]:
-        """Those that belong to this call, by their places."""
-        notes = {place: self.read_note(number, self._num_replicas + place) for place in range(_NUM_TESTIMONIES)}
-        mine, start = _NUMBER.pack(number), _NUMBER.size
-        return {place: note[start:] for place, note in notes.items() if note[:start] == mine}
+    def read_digests(self, number: int, workers: Sequence[int]) -> dict[int, Digest]:
+        """Those of this call, by worker."""
+        found, notes = {}, self._notes[number & 1]
+        for worker in workers:
+            start = self._digests_at + worker * _DIGEST_BYTES
+            if _NUMBER.unpack_from(notes, start)[0] == number:
+                packed = bytes(notes[start + _NUMBER.size : start + _NUMBER.size + DIGEST_BYTES])
+                found[worker] = Digest.unpack(packed)
+        return found
 
 
 def check_note(note: bytes) -> None:

@@ -18,6 +18,7 @@ import torch
 from duoka.collectives.arrays import Array
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Collective, Exchange, Op
+from duoka.collectives.decision import Difference
 from duoka.collectives.exchange import SharedExchange
 from duoka.collectives.meeting import REDUCED, Meeting
 from duoka.collectives.shm import SharedMemory
@@ -115,6 +116,9 @@ class TorchDistributed(Collective):
     @property
     def meeting(self) -> Meeting:
         return self._control.meeting
+
+    def remove(self, workers: Sequence[int], difference: Difference) -> None:
+        self._control.remove(workers, difference)
 
     def buffer(self, count: int, dtype: Any, name: str = "") -> DeviceBuffer:
         self._control.check_usable()

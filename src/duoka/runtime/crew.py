@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from duoka.checkpoint.memory_snapshot import SnapshotMemory
 from duoka.collectives.board import Board, Work
+from duoka.collectives.decision import Difference
 from duoka.collectives.mailbox import wake
 from duoka.errors import LaunchError, Stopped
 from duoka.runtime.decisions import Standing, State
@@ -65,7 +67,7 @@ class Worker:
     last_words: bytes = b""  # the end of what it wrote to stderr
     is_bystander: bool = False  # it is stopped because another one has failed
     stuck: Lost | None = None  # why we have killed it
-    unfit: str = ""  # or what it did otherwise than the others, after it had come back
+    removed: Difference | None = None  # or what it did otherwise than the others
 
     def send_signal(self, number: int) -> None:
         try:
@@ -98,11 +100,11 @@ class Crew:
         self.workers: dict[int, Worker] = {}
         self.watchman = Watchman(self.describe, say, self.note, self.tell, clock)
 
-    def open(self) -> None:
+    def open(self, snapshots: SnapshotMemory | None = None) -> None:
         """Make what the workers share. Nothing is left open if that cannot be done."""
         self._guardian = Guardian()
         try:
-            self._plumbing = Plumbing(self._plan.num_workers)
+            self._plumbing = Plumbing(self._plan.num_workers, snapshots)
         except OSError as error:
             self._guardian.close()
             raise self.cannot_start(error) from error

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from duoka.checkpoint.memory_snapshot import Entry
 from duoka.topology.membership import Membership
 
 
@@ -50,9 +51,11 @@ class WayBack:
     """What a run that has ended could go on from, and what it has ended for."""
 
     why: str
-    directory: str
+    directory: str  # of checkpoints; empty: there are none to go on from
     is_wanted: bool = True  # otherwise the run ends, and whoever starts it again goes this way
     agreed_step: int | None = None  # replicas have differed since: what was saved later may be wrong
+    snapshot: Entry | None = None  # in memory; a checkpoint of a later step is taken instead
+    lost_at: float = 0.0  # when, on the clock of snapshots
 
 
 @dataclass(frozen=True, order=True)

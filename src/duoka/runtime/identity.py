@@ -28,11 +28,13 @@ class Identity:
     plan: str
     run_directory: str = ""  # where the run keeps its files; empty: it has none
     columns: int = 0  # the width of the terminal that shows what this worker prints; 0: there is none
+    snapshots: tuple[int, ...] = ()  # see `SnapshotMemory.descriptors_of`; empty: none are taken
     generation: int = 0
     members: tuple[int, ...] | None = None  # whom a newcomer wants to join; None: this worker is one of the first
 
     def descriptors(self) -> tuple[int, ...]:
-        return (self.link, self.inbox, *self.outboxes, self.board, self.arena, self.chronicle, self.parcel, self.stack)
+        memory = self.board, self.arena, self.chronicle, self.parcel, self.stack, *dict.fromkeys(self.snapshots)
+        return (self.link, self.inbox, *self.outboxes, *memory)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -47,4 +49,4 @@ def read_identity(environ: Mapping[str, str], parent: int) -> Identity | None:
         return None  # not set, or set by somebody else
     members = fields.get("members")
     fields["members"] = None if members is None else tuple(members)
-    return Identity(**{**fields, "outboxes": tuple(fields["outboxes"])})
+    return Identity(**{**fields, **{name: tuple(fields[name]) for name in ("outboxes", "snapshots")}})

@@ -1,7 +1,8 @@
-"""What becomes of a run when one of its workers is lost, fails, or does not fit to the others any more.
+"""What becomes of a run when one of its workers is lost, fails, or differs from the others.
 
-The others go on without one that was lost, or that has come back and stumbles (see `comebacks.py`). A worker whose own
-code failed ends the run, and so does one that ran out of memory, and the second one that the same batch has killed.
+The others continue without one that was lost. A junior yields: whatever it does otherwise than they, also an error of
+its own, removes it and never ends the run. Any other worker whose own code failed ends the run, and so does one that
+ran out of memory, and the second one that the same batch has killed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from duoka.checkpoint.memory_snapshot import Entry, SnapshotMemory
 from duoka.collectives.board import Row
+from duoka.collectives.decision import Difference
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import DuokaError
 from duoka.runtime.crew import Crew, Worker, count_workers
@@ -21,6 +24,9 @@ from duoka.runtime.plan import Plan
 from duoka.runtime.poison import Death, Deaths, MemoryShortage
 from duoka.runtime.shutdown import Outcome, Shutdown
 
+# Raised on workers that have done nothing wrong themselves.
+_OF_ALL = {"WorkerLost", "WorkerLeft", "WorkerFailed", "DeadlineExceeded", "ReplicasDiffer", "ReplicaFailed"}
+
 
 @dataclass
 class History:
@@ -28,6 +34,11 @@ class History:
 
     deaths: Deaths
     kept: Kept | None = None
+    snapshots: SnapshotMemory | None = None
+
+    def find_snapshot(self) -> Entry | None:
+        """The newest one that is complete."""
+        return None if self.snapshots is None else self.snapshots.ledger.newest()
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,8 @@ class Losses:
     def on_lost(self, worker: Worker, number: int) -> None:
         if self._shutdown.has_begun:
             return
-        if explained := explain_death(worker.last_words.decode(errors="replace"), self._plan.devices[worker.number]):
+        words, device = worker.last_words.decode(errors="replace"), self._plan.devices[worker.number]
+        if not self._yields(worker.number, "") and (explained := explain_death(words, device)):
             self._fail_for(worker, explained)
             return
         death = self._last_death = self._look_at_death(worker, number)
@@ -87,7 +99,7 @@ class Losses:
         self._outcome.lost.append((worker.number, number))
         self._note_unfinished(worker, text, number)
         respawn, num_survivors = self._members.respawn, len(self._crew.list_running())
-        if num_survivors:
+        if self._members.has_running_original():
             # One that finished too early, and was found out after another loss, has been left out at that one.
             is_member = worker.number in self._members.membership.workers
             generation = self._members.membership.generation + is_member
@@ -97,22 +109,34 @@ class Losses:
                 return
             self._members.regroup()
             is_own_doing = self._last_death is not None and self._last_death.is_own_doing
-            respawn.on_lost(worker.number, is_unfit=bool(worker.unfit), is_own_doing=is_own_doing)
+            reason = "" if worker.removed is None else worker.removed.reason
+            respawn.on_lost(worker.number, removed_for=reason, is_own_doing=is_own_doing)
             return
         # One that has not reported after a loss, stopped or stuck, has kept us from starting others.
         is_anybody_coming = respawn.has_newcomers or (worker.stuck is not None and respawn.has_vacancies)
+        is_anybody_coming |= num_survivors > 0
         respawn.end()
-        if any(w.state is State.LEFT for w in self._crew.workers.values()):
+        has_finished = any(self._has_finished(w, worker) for w in self._crew.workers.values())
+        if num_survivors:
+            self._dismiss_juniors(0 if has_finished else 128 + number)
+        if has_finished:
             self._outcome.last_line = f"{text}; the others have finished."
             return
         self._outcome.exit_code = 128 + number
         self._outcome.last_line = f"{text}; no worker is left."
-        if is_anybody_coming:  # nobody to join, but there may be something to go on from
+        if self._history.find_snapshot() is not None:
+            self._outcome.way_back = self._find_way(f"{text}; no worker is left")
+        elif is_anybody_coming:  # nobody to join, but there may be something to go on from
             what = f"{text}; no worker is left that others could join"
             if self._history.kept is None:
                 self._outcome.last_line = f"{what}. With strategy.checkpoint a run goes on from the last one by itself."
             else:
                 self._outcome.way_back = self._find_way(what)
+
+    def _has_finished(self, worker: Worker, lost: Worker) -> bool:
+        """Whether this one has come to the end of its script: a junior may have left too early."""
+        is_junior, steps = self._members.is_junior(worker.number), self._crew.board.read(lost.number).steps
+        return worker.state is State.LEFT and (not is_junior or worker.standing.steps >= steps)
 
     def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
         """The main one is lost before it has come to the end of its script: another one is it from now on."""
@@ -121,8 +145,8 @@ class Losses:
             return
         if not board.read_work(worker.number).is_under_way:  # else it was past what it prints and writes
             self._unfinished.append(Unfinished(text, number, worker.number, board.read(worker.number)))
-        if running := [other.number for other in self._crew.list_running()]:
-            board.move_main(self._members.comebacks.ages.sort(running)[0])
+        if self._members.has_running_original():
+            board.move_main(self._members.find_main())
 
     def see_end(self) -> None:
         """All have ended. What a main one was lost in, with the last step or after it, others may have left to it."""
@@ -156,12 +180,14 @@ class Losses:
             self._take_cause(worker)
             return
         told = {} if worker.failure is None or worker.state is State.LOST else worker.failure  # by the worker itself
-        if told.get("error") == "WorkerLeft" and self._members.comebacks.has_come_back(worker.number):
+        if told.get("error") == "WorkerLeft" and self._members.is_junior(worker.number):
             # Its script counts steps by itself, and not those that it has not run. The others have finished theirs.
             self._members.respawn.tell_overrun(worker.number)
             return
-        if worker.state is not State.LOST and self._stumbles(worker, told):
-            self._take_out(worker, f"failed with {tell_error(told)}" if told else f"exited with code {code}")
+        error = str(told.get("error", ""))
+        if worker.state is not State.LOST and self._yields(worker.number, error):
+            what = f"failed with {tell_error(told)}" if told else f"exited with code {code}"
+            self._remove(worker, Difference(f"fails {error or code}", what))
             return
         if told.get("error") == "WorkerLost" and self._outcome.lost:
             code = 128 + self._outcome.lost[0][1]
@@ -183,7 +209,7 @@ class Losses:
 
     def _find_way_after_loss(self) -> WayBack | None:
         death = self._last_death
-        if death is None or self._history.kept is None:
+        if death is None or (self._history.kept is None and self._history.find_snapshot() is None):
             return None
         return self._find_way(
             f"{self._crew.describe(death.worker)} was lost at step {death.work.step}, which cannot be done again"
@@ -191,49 +217,63 @@ class Losses:
 
     def _find_way(self, why: str, agreed_step: int | None = None) -> WayBack:
         """Not gone without respawn: whoever leaves that out starts runs again himself."""
-        kept = self._history.kept
-        assert kept is not None
-        is_wanted = kept.resumes and self._plan.respawn and not self._shutdown.termination.is_wished
-        return WayBack(why, kept.directory, is_wanted, agreed_step)
+        kept, snapshots = self._history.kept, self._history.snapshots
+        if snapshots is not None and agreed_step is not None:
+            snapshots.ledger.void_after(agreed_step)
+        snapshot = self._history.find_snapshot()
+        resumes = kept is not None and kept.resumes
+        is_possible = resumes or (snapshot is not None and agreed_step is None)
+        is_wanted = is_possible and self._plan.respawn and not self._shutdown.termination.is_wished
+        directory = kept.directory if kept is not None and (resumes or agreed_step is not None) else ""
+        return WayBack(why, directory, is_wanted, agreed_step, snapshot, self._clock())
 
-    # One that has come back, and does not fit to the others; see `comebacks.py`.
+    # One that differs from the others.
 
-    def _stumbles(self, worker: Worker, told: dict[str, Any]) -> bool:
-        workers, board = self._crew.workers.values(), self._crew.board
-        others = [w.number for w in workers if w.state in (State.RUNNING, State.LEFT) and not w.unfit]
-        work, steps = board.read_work(worker.number), board.read(worker.number).steps
-        return self._members.comebacks.stumbles(worker.number, str(told.get("error", "")), work, steps, others)
+    def _yields(self, number: int, error: str) -> bool:
+        """Whether this is a junior's own failure: the others come by the same line, and end the run if they fail."""
+        workers, members = self._crew.workers.values(), self._members
+        others = (w for w in workers if w.number != number and not members.is_junior(w.number))
+        is_led = any(other.state in (State.RUNNING, State.LEFT) for other in others)
+        return members.is_junior(number) and is_led and error not in _OF_ALL
 
-    def on_differing(self, message: dict[str, Any]) -> None:
-        """Workers have found that some who came back do otherwise than they, and wait for their end."""
+    def on_differing(self, sender: Worker, message: dict[str, Any]) -> None:
+        """Workers have found that some differ, and wait for their end. A junior may have found it of itself."""
         if self._shutdown.has_begun:
             return
         # If somebody was lost since, they will find it again; but not of one that has ended.
         is_new = int(message["generation"]) == self._members.membership.generation
+        difference = Difference(str(message["reason"]), str(message["what"]))
         for worker in [self._crew.workers[int(number)] for number in message["workers"]]:
-            if not worker.unfit and (worker.state is State.LEFT or (is_new and worker.state is State.RUNNING)):
+            is_running = worker.state is State.RUNNING and (is_new or worker is sender)
+            if worker.removed is None and (worker.state is State.LEFT or is_running):
                 self._crew.note(worker.number, f"duoka: {message['listing']}\n")
-                self._take_out(worker, str(message["what"]))
+                self._remove(worker, difference)
 
-    def _take_out(self, worker: Worker, what: str) -> None:
-        if worker.unfit:
+    def _remove(self, worker: Worker, difference: Difference) -> None:
+        if worker.removed is not None:
             return
-        worker.unfit = what
-        if worker.state is not State.RUNNING:
-            self.on_unfit_gone(worker)
-            return
-        try:
-            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        worker.removed = difference
+        if worker.state is State.RUNNING:
+            worker.send_signal(signal.SIGKILL)
+        else:
+            self.on_removed(worker)
 
-    def on_unfit_gone(self, worker: Worker) -> None:
+    def on_removed(self, worker: Worker) -> None:
         worker.state = State.LOST
         self._outcome.results.pop(worker.number, None)
         if not self._shutdown.has_begun:
+            assert worker.removed is not None
             self._last_death = self._look_at_death(worker, signal.SIGKILL)
-            text = f"{self._crew.describe(worker.number)} had come back, and {worker.unfit}; it is not started again"
+            text = f"{self._crew.describe(worker.number)} was removed: it {worker.removed.what}"
+            if self._members.is_junior(worker.number):
+                text += " (it had rejoined; strategy.register hands over what a script keeps)"
             self._go_on_without(worker, text, signal.SIGKILL)
+
+    def _dismiss_juniors(self, code: int) -> None:
+        """No original is left, and juniors have not been compared for long enough to go on by themselves."""
+        self._shutdown.stop("no original worker is left", code)
+        for worker in self._crew.list_running():
+            worker.send_signal(signal.SIGKILL)
 
 
 def tell_error(failure: dict[str, Any]) -> str:

@@ -6,11 +6,10 @@ there. The supervisor alone numbers generations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duoka.runtime.comebacks import Comebacks
 from duoka.runtime.crew import Crew, Worker
 from duoka.runtime.decisions import Standing, State, Vote
 from duoka.runtime.output import Fold
@@ -32,6 +31,7 @@ class Members:
     ) -> None:
         self._crew, self._fold, self._clock = crew, fold, clock
         self._membership = Membership(0, tuple(range(plan.num_workers)))
+        self._juniors: set[int] = set()
         self._vote: Vote | None = None
         self._voting_since = 0.0
         self.respawn = Respawn(self, say, clock, is_wanted=plan.respawn, deadline_s=plan.deadline_s)
@@ -40,9 +40,25 @@ class Members:
     def membership(self) -> Membership:
         return self._membership
 
-    @property
-    def comebacks(self) -> Comebacks:
-        return self.respawn.comebacks
+    def has_running_original(self) -> bool:
+        """Whether anybody is left whom others can rely on: juniors may differ, and are never main."""
+        return any(w.number not in self._juniors for w in self._crew.list_running())
+
+    def is_junior(self, number: int) -> bool:
+        """Also of one that has ended, and that the others have regrouped without."""
+        return number in self._juniors
+
+    def promote(self, numbers: Iterable[int]) -> None:
+        """These have agreed with the others at a comparison."""
+        self._membership = self._membership.promote(set(numbers))
+        self._juniors -= set(numbers)
+        if self._vote is not None:
+            self._vote.membership = self._membership
+
+    def find_main(self) -> int:
+        """The most senior worker that runs."""
+        running = {worker.number for worker in self._crew.list_running()}
+        return next(number for number in (*self._membership.workers, *running) if number in running)
 
     # After a loss.
 
@@ -77,6 +93,7 @@ class Members:
         if furthest is not None:
             members = vote.membership
             decided = {"kind": "decided", "generation": members.generation, "workers": members.workers}
+            decided["juniors"] = members.juniors
             for worker in self._crew.list_running():
                 worker.link.send(decided | asdict(furthest))
             self._vote = None
@@ -102,7 +119,7 @@ class Members:
         return None if since is None else Missed(last, since, may_sleep=True)
 
     def _move_main(self) -> None:
-        self._fold.move_main(self.comebacks.ages.sort(worker.number for worker in self._crew.list_running())[0])
+        self._fold.move_main(self.find_main())
 
     # What `Respawn` asks for.
 
@@ -120,6 +137,7 @@ class Members:
             # What was printed before belongs to the old main worker, and to a newcomer's log.
             self._crew.read_outputs(worker)
         newcomer.state = State.RUNNING
+        self._juniors.add(newcomer.number)
         self._membership = membership
         self._move_main()
 

@@ -31,12 +31,17 @@ class Plan:
     allow_growth: bool | None = None  # of what a framework takes of a card
     logical_cpus: int | None = None  # for TensorFlow
     respawn: bool = False  # new workers take the place of lost ones
+    snapshot_s: float | None = None  # between two snapshots in memory, at least; None: none are taken
     hides_cards: bool = False  # device_count leaves some out: frameworks are not to see them
     rehearsal: Rehearsal | None = None  # of a run that `duoka rehearse` starts
 
     @property
     def num_workers(self) -> int:
         return len(self.devices)
+
+    @property
+    def takes_snapshots(self) -> bool:
+        return self.snapshot_s is not None and self.respawn and self.num_workers > 1
 
     @property
     def needs_supervisor(self) -> bool:

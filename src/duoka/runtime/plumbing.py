@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 
+from duoka.checkpoint.memory_snapshot import SnapshotMemory
 from duoka.collectives.board import board_bytes
 from duoka.runtime import stacks
 
@@ -16,7 +17,8 @@ _PIPE_BYTES = 1 << 18
 
 
 class Plumbing:
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, snapshots: SnapshotMemory | None = None) -> None:
+        self.snapshots = snapshots  # that of the run: other starts of the workers have it, too
         self.board = os.memfd_create("duoka-board", os.MFD_CLOEXEC)
         os.posix_fallocate(self.board, 0, board_bytes(num_workers))
         self.arena = os.memfd_create("duoka-arena", os.MFD_CLOEXEC)

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from duoka.runtime.comebacks import Comebacks
 from duoka.runtime.decisions import Standing
 from duoka.topology.membership import Membership
 
 MOST_STARTS = 3  # of one worker, after its first
+MOST_REMOVALS = 2  # of one worker, for the same reason
 _NOT_JOINED = ("CannotJoin", "JoinLater")
 _MOST_GIVERS = 2  # that are lost, by whatever, while they hand over their state to the same newcomer
 
@@ -68,6 +68,7 @@ class _Round:
     giver: int | None = None  # while it writes down its state
     lost_givers: int = 0
     step: int = 0  # at which it joins, as the user counts
+    facts: dict[str, Any] = field(default_factory=dict)  # of all members, for the newcomer
 
 
 class Respawn:
@@ -92,29 +93,34 @@ class Respawn:
         self._for_epoch: set[int] = set()  # workers that can join between two epochs only
         self._unready: dict[int, float] = {}  # newcomers that have not been ready yet, and when this is told
         self._given_up: list[Newcomer] = []  # and killed; everything has been said of them
-        self.comebacks = Comebacks()
+        self._removals: Counter[tuple[int, str]] = Counter()
 
     def tell_overrun(self, number: int) -> None:
         if number not in self._overran:
             self._overran.add(number)
             self._say(
-                f"{self._host.describe(number)} had come back, and was not done when the others were: its log has the"
+                f"{self._host.describe(number)} had rejoined, and was not done when the others were: its log has the"
                 " rest. Count with strategy.step or strategy.enumerate."
             )
 
     # What happens to workers.
 
-    def on_lost(self, number: int, *, is_unfit: bool = False, is_own_doing: bool = False) -> None:
+    def on_lost(self, number: int, *, removed_for: str = "", is_own_doing: bool = False) -> None:
         """A member was lost, and the others have been told: those at a border come to it again.
 
-        One that is unfit would be so again, and is not started any more. One that was ended by what it did itself, and
-        handed over its state just then, is not to be followed by others.
+        `removed_for`: why it was removed; after two removals for the same reason it is not started again. One that was
+        ended by what it did itself, and handed over its state just then, is not to be followed by others.
         """
-        if is_unfit:
-            self._starts[number] = MOST_STARTS
         if self._is_wanted:
-            if not is_unfit:
+            self._removals[number, removed_for] += bool(removed_for)
+            if self._removals[number, removed_for] < MOST_REMOVALS:
                 self._vacant.add(number)
+            else:
+                self._say(
+                    f"{self._host.describe(number)} was removed {MOST_REMOVALS} times for the same reason, and is not"
+                    " started again. Register what its script keeps from step to step:"
+                    " state = strategy.register(name=value), or strategy.also in a plain loop."
+                )
             for round in list(self._rounds.values()):
                 round.at_border.clear()
                 if round.stage is _Stage.GIVING:
@@ -279,6 +285,7 @@ class Respawn:
             self._host.tell_member(number, {"kind": "refused", "offer": message["offer"]})
             return
         round.at_border[number] = Standing(int(message["completed"]), int(message["steps"]))
+        round.facts = message["facts"]
         round.patience_s, round.step = 2 * float(message["deadline_s"]), int(message["step"])
         self._go_on(round)
 
@@ -289,7 +296,7 @@ class Respawn:
         if len(set(round.at_border.values())) > 1:
             self._refuse(round)
         elif round.stage is _Stage.OFFERED:
-            round.stage, round.giver = _Stage.GIVING, self.comebacks.ages.sort(members)[0]
+            round.stage, round.giver = _Stage.GIVING, members[0]
             round.since = self._clock()
             self._host.tell_member(round.giver, {"kind": "give", "offer": round.offer})
         elif round.stage is _Stage.SETTLED:
@@ -325,10 +332,10 @@ class Respawn:
         before = self._host.membership.workers
         membership = self._host.membership.join(newcomer.number)
         del self._rounds[round.offer], self._newcomers[newcomer.number]
-        self.comebacks.add(newcomer.number, membership.generation, standing.steps)
         self._host.admit(newcomer, membership)
         joined = {"kind": "joined", "offer": round.offer, "generation": membership.generation}
-        joined |= {"workers": membership.workers, "since": list(self.comebacks.ages.since.items())} | asdict(standing)
+        joined |= {"workers": membership.workers, "juniors": membership.juniors, "facts": round.facts}
+        joined |= asdict(standing)
         for member in (*before, newcomer.number):
             self._host.tell_member(member, joined)
         count = len(membership.workers)

@@ -45,6 +45,7 @@ def _identity(
         plan=plan.to_json(),
         run_directory=run_directory,
         columns=columns,
+        snapshots=() if plumbing.snapshots is None else plumbing.snapshots.descriptors_of(worker),
         generation=0 if joins is None else joins.generation,
         members=None if joins is None else joins.workers,
     )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from duoka.checkpoint.memory_snapshot import SnapshotMemory
 from duoka.runtime.crew import Crew, Starter, Worker
 from duoka.runtime.decisions import Kept, Standing, State, exit_code, judge
 from duoka.runtime.losses import History, Losses
@@ -55,7 +56,7 @@ class Supervisor:
 
     def run(self, wakeup: int | None = None, signals: Callable[[], int | None] = lambda: None) -> Outcome:
         """Run to the end. `wakeup` becomes readable when `signals` has a signal to tell."""
-        self._crew.open()
+        self._crew.open(self._make_snapshots())
         try:
             self._begin_all(signals)
             if wakeup is not None:
@@ -76,6 +77,21 @@ class Supervisor:
         self._losses.see_end()
         self._outcome.states = {w.number: w.state for w in self._crew.workers.values()}
         return self._outcome
+
+    def _make_snapshots(self) -> SnapshotMemory | None:
+        """The memory of the run, made by its first start."""
+        if self._plan.takes_snapshots and self._history.snapshots is None:
+            try:
+                self._history.snapshots = SnapshotMemory(self._plan.num_workers)
+            except OSError as error:
+                raise self._crew.cannot_start(error) from error
+        return self._history.snapshots
+
+    def end_run(self) -> None:
+        """No other start of this run follows: its snapshots are gone."""
+        if self._history.snapshots is not None:
+            self._history.snapshots.close()
+            self._history.snapshots = None
 
     def make_next(self) -> Supervisor:
         """Another one for the same run, to start all workers anew. What has killed before is not forgotten."""
@@ -178,7 +194,9 @@ class Supervisor:
         elif kind == "ends":
             termination.begin_ending()
         elif kind == "differs":
-            self._losses.on_differing(message)
+            self._losses.on_differing(worker, message)
+        elif kind == "promoted":
+            self._members.promote(message["workers"])
         elif kind == "report":
             self._members.hear_report(worker.number, int(message["generation"]), _standing(message))
 
@@ -195,8 +213,8 @@ class Supervisor:
         self._fold.end(worker.number)
         if was_joining:
             self._on_newcomer_gone(worker, status)
-        elif worker.unfit:
-            self._losses.on_unfit_gone(worker)
+        elif worker.removed is not None:
+            self._losses.on_removed(worker)
         elif worker.state is State.LOST:
             self._losses.on_lost(worker, -status)
         elif worker.state is State.FAILED:
@@ -210,8 +228,7 @@ class Supervisor:
         self._respawn.on_gone(worker, how, has_finished=status == 0)
 
     def _on_left(self, worker: Worker) -> None:
-        others = [other.number for other in self._crew.list_running()]
-        if not self._members.comebacks.ages.is_younger(worker.number, others):
+        if not (self._members.is_junior(worker.number) and self._members.has_running_original()):
             self._respawn.finish()  # else it may have come to its end too early: the others will find out
         if worker.result is not None:
             self._outcome.results[worker.number] = worker.result

@@ -24,10 +24,13 @@ class Borders:
         self._first: list[Guest] = []
         self._at_border: list[Guest] = []
         self._at_end: list[Guest] = []
+        self._resuming: list[Guest] = []
         self._when_wanted: list[WeakMethod[Callable[[], None]]] = []
         self.also = Also()
         # Whether there are checkpoints: then everybody has to know where the script is in its data.
         self.is_state_wanted = False
+        # All workers were lost, and this start continues from a snapshot in memory: the step of it.
+        self.restart_step: int | None = None
 
     def add(
         self,
@@ -36,13 +39,15 @@ class Borders:
         first: Guest | None = None,
         border: Guest | None = None,
         end: Guest | None = None,
+        resume: Guest | None = None,
     ) -> None:
         """Call these at the start of loops, at each border between steps, at the end of a loop over epochs.
 
-        `first`: at each border, before the workers are compared there.
+        `first`: at each border, before the workers are compared there. `resume`: where a loop over epochs or steps is
+        asked for, before anything of it has begun.
         """
         given = ((self._at_start, start), (self._first, first), (self._at_border, border), (self._at_end, end))
-        for guests, guest in given:
+        for guests, guest in (*given, (self._resuming, resume)):
             if guest is not None:
                 guests.append(guest)
         if start is not None:
@@ -58,6 +63,11 @@ class Borders:
     def at_start(self, training: Restorable) -> None:
         """The script is about to enter a loop, over epochs or over batches; `restore` may still be called."""
         for guest in self._at_start:
+            guest(training)
+
+    def resume(self, training: Restorable) -> None:
+        """The script asks for its loop over epochs or steps; `restore` may still be called."""
+        for guest in self._resuming:
             guest(training)
 
     def at_border(

@@ -65,15 +65,25 @@ class Checkpoints:
         if turn.is_mine():
             with turn.acting():
                 self._open()
-                found = self._store.newest(self._session.list_codecs())
+                found = self._leave_out_older(self._store.newest(self._session.list_codecs()))
                 turn.word = b"" if found is None else found.name.encode()
         else:
             self._store.claim(self._session.run)
             if turn.word and not self._session.is_newcomer:  # who joins a run is given its state
-                found = self._store.load(turn.word.decode(), self._session.list_codecs())
+                found = self._leave_out_older(self._store.load(turn.word.decode(), self._session.list_codecs()))
+        self.resumed_step = self._session.borders.restart_step
         if found is not None:
             _compare_runs(found, self._facts())
             self._found = found, begin
+
+    def _leave_out_older(self, found: Found | None) -> Found | None:
+        """This start continues from a snapshot in memory, unless this checkpoint is of a later step."""
+        borders = self._session.borders
+        if found is not None and borders.restart_step is not None:
+            if found.step <= borders.restart_step:
+                return None
+            borders.restart_step = None
+        return found
 
     def begin(self, training: Restorable) -> None:
         """It is known what is trained: it goes on from what was found."""
@@ -103,11 +113,12 @@ class Checkpoints:
     def set_aside(self) -> None:
         """A new run in a directory with checkpoints: they are kept, where they cannot be taken for this run's."""
         self._session.keep_checkpoints(self._store.directory, resumes=False)
+        self.resumed_step = self._session.borders.restart_step  # then they are this run's
         turn = Turn(self._session.collective, "strategy.checkpoint", _DEADLINE_S)
         if turn.is_mine():
             with turn.acting():
                 self._open()
-                folder = self._store.set_aside()
+                folder = self._store.set_aside() if self.resumed_step is None else None
                 if folder is not None:
                     self._session.say(f"resume=False: older checkpoints were moved to {folder}")
         else:

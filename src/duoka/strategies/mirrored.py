@@ -51,6 +51,7 @@ class Mirrored(Loops, Saving):
         device_count: Mapping[str, int] | None = None,
         respawn: bool = True,
         check_every: int | None = 100,
+        snapshot: bool = True,
     ) -> None:
         request = Request(
             devices=devices,
@@ -69,6 +70,7 @@ class Mirrored(Loops, Saving):
             device_count=device_count,
             respawn=respawn,
             check_every=check_every,
+            snapshot=snapshot,
         )
         self._options = request.options
         self._session: Session = type(self).connect(request)
@@ -232,8 +234,9 @@ class Mirrored(Loops, Saving):
 
     @property
     def resumed(self) -> bool:
-        """Whether this run continues from a checkpoint."""
-        return self._checkpoints is not None and self._checkpoints.resumed_step is not None
+        """Whether this run continues from a checkpoint, or from a snapshot in memory after a loss of all workers."""
+        has_checkpoint = self._checkpoints is not None and self._checkpoints.resumed_step is not None
+        return has_checkpoint or self._session.is_restarted
 
     def prepare(self, *objects: Any, sharded: bool = False) -> Any:
         """Tie models, optimizers, loaders, schedulers and scalers to this run; they are returned in the same order.

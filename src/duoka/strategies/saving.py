@@ -96,7 +96,7 @@ class Saving:
     def _is_saved_before(self, path: Any) -> bool:
         """Whether a script that is resumed comes by what it has saved before, with the weights of later."""
         if self._checkpoints is None:
-            return False
+            return self._session.is_restarted and self._adapter is not None and self._adapter.is_repeating
         return self._checkpoints.is_repeating or (self._checkpoints.is_ahead and os.path.exists(path))
 
     def _tell_if_missing(self, path: Any) -> None:

@@ -35,6 +35,7 @@ class Request:
     device_count: Mapping[str, int] | None = None
     respawn: bool = True
     check_every: int | None = 100
+    snapshot: bool = True
 
     @property
     def options(self) -> Options:
@@ -258,6 +259,11 @@ class Session(Protocol):
     @property
     def run(self) -> str:
         """The name of this run, the same on all of its workers, also on those that are started later."""
+        ...
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether all workers were lost, and this start continues from a snapshot in memory."""
         ...
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from duoka.collectives.arrays import Array
@@ -9,12 +11,32 @@ from duoka.collectives.collective import Collective
 from duoka.collectives.staging import SLOT_BYTES
 from duoka.errors import WorkerLost
 
+_WORKER = struct.Struct("<I")
+
 
 def hear_all(collective: Collective, note: bytes, name: str) -> list[bytes]:
     """Every replica's note; one worker's replicas all say the same."""
     exchange = collective.exchange([], name)
     exchange.carry_out(lambda replica: note)
     return exchange.notes
+
+
+def gather_rows(collective: Collective, row: Array, name: str) -> dict[int, Array]:
+    """Each worker's row of 64-bit numbers, equally many on all of them; of workers with replicas."""
+    buffer = collective.scratch(collective.num_replicas * len(row), np.uint64)
+    exchange = collective.exchange([buffer], name)
+
+    def place(replica: int) -> bytes:
+        slot = exchange.slot(buffer, replica)
+        slot[:] = 0
+        slot.reshape(-1, len(row))[replica] = row
+        return _WORKER.pack(collective.worker)
+
+    exchange.carry_out(place)
+    rows = exchange.result(buffer).reshape(-1, len(row)).copy()
+    exchange.release()
+    workers = [int(_WORKER.unpack(note)[0]) for note in exchange.notes]
+    return dict(sorted(zip(workers, rows, strict=True), key=lambda each: each[0]))
 
 
 def take_from_first(collective: Collective, data: Array, name: str) -> Array:

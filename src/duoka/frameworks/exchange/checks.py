@@ -1,27 +1,27 @@
 """Replicas stay equal: every so many steps workers compare digests of weights and optimizer state.
 
 A worker that has drifted (a bit that flipped in its memory, code that changed weights there only) is named with the
-first tensor that differs, and given the values of the others, if they are more than half of all. It happens between two
-steps, so that from the next one on everybody computes from the same weights again.
+first tensor that differs, removed and replaced, if more than half of all workers are equal. A junior that differs is
+always removed. It happens between two steps, so that from the next one on all compute from the same weights again.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.collective import Collective
+from duoka.collectives.decision import Difference
 from duoka.collectives.joining import unrecorded
 from duoka.errors import ReplicasDiffer
-from duoka.events import Checked, Healed, Parted, emit, is_anybody_listening
-from duoka.frameworks.exchange.agreement import hear_all
+from duoka.events import Checked, Drifted, Parted, emit, is_anybody_listening
+from duoka.frameworks.exchange.agreement import gather_rows, hear_all
 from duoka.frameworks.exchange.digest import combine, digest_bytes
-from duoka.frameworks.exchange.healing import Rows, gather_rows, take_bytes
 from duoka.frameworks.structure import raise_difference
 
 _NOTE = struct.Struct("<16s16s")  # digests: of what there is, and of the bits
@@ -39,8 +39,6 @@ class State(Protocol):
         """Its bits, as a flat array of bytes: read only, until the next call."""
         ...
 
-    def write(self, place: int, data: Array) -> None: ...
-
 
 class Checks:
     def __init__(
@@ -53,6 +51,7 @@ class Checks:
         self._collective, self._tell, self._clock = collective, tell, clock
         self._every = every or 0
         self._last_end = clock()
+        self._drifted: set[str] = set()  # the first tensors that differed before
         self.agreed_step: int | None = None  # the newest step at whose begin all workers were equal
 
     def at_border(self, step: int, get_state: Callable[[], State]) -> None:
@@ -93,9 +92,9 @@ class Checks:
         kinds, row = _kinds_of(state), _digest(state)
         digest = combine(kinds, row)
         with unrecorded(self._collective.joining):
-            if len(self._collective.workers) > 1 and not self._agree(step, state, kinds, digest):
-                row = self._mend(step, state, row)
-                digest = combine(kinds, row)
+            while len(self._collective.workers) > 1 and not self._agree(step, state, kinds, digest):
+                self._part(step, state, row)
+        self._collective.note_agreed()
         self.agreed_step = step
         self._report(step, digest, start)
 
@@ -111,50 +110,49 @@ class Checks:
         since, self._last_end = end - self._last_end, end
         emit(Checked(step, digest, round(end - start, 6), round((end - start) / max(since, 1e-9), 6)))
 
-    def _mend(self, step: int, state: State, row: Array) -> Array:
-        """Returns this worker's row as it is afterwards."""
+    def _part(self, step: int, state: State, row: Array) -> None:
+        """Remove the workers that differ. Raises ReplicasDiffer where nobody can say which these are."""
         rows = gather_rows(self._collective, row, f"of the digests of all tensors before step {step}")
         groups: dict[bytes, list[int]] = {}
-        for worker, each in sorted(rows.of_worker.items()):
+        for worker, each in rows.items():
             groups.setdefault(each.tobytes(), []).append(worker)
         if len(groups) == 1:
-            return row  # the one that differed has been lost meanwhile
-        right = max(groups.values(), key=len)
+            return  # the one that differed has been lost meanwhile
+        juniors = set(self._collective.juniors)
+        of_originals = [group for group in groups.values() if not juniors.issuperset(group)]
+        do_juniors_differ = len(of_originals) == 1
+        right = of_originals[0] if do_juniors_differ else max(groups.values(), key=len)
         places = _differing(rows, right)
         name = state.lines[places[0]].rpartition(": ")[0]
-        if 2 * len(right) <= len(rows.of_worker):
-            self._give_up(step, name, list(groups.values()))
-        for place in places:
-            taken = take_bytes(self._collective, state.read(place), right, rows.speakers, f"of {state.lines[place]}")
-            if self._collective.worker not in right:
-                state.write(place, taken)
-        self._tell_of_healing(step, name, sorted(set(rows.of_worker) - set(right)), right, len(places), len(row))
-        return rows.of_worker[right[0]]
+        if not do_juniors_differ:
+            if 2 * len(right) <= len(rows) or name in self._drifted:
+                self._give_up(step, name, list(groups.values()), is_again=name in self._drifted)
+            self._drifted.add(name)
+        odd = [worker for worker in rows if worker not in right]
+        what = f"had other values than {_name(right)} before step {step}, first in {name}"
+        reason = "weights" if do_juniors_differ else f"weights, first in {name}"
+        self._collective.remove(odd, Difference(reason, f"{what} ({len(places)} of {len(row)} tensors)"))
+        emit(Drifted(step, tuple(odd), name, len(places)))
+        self._tell(
+            f"before step {step}, {_name(odd)} had other values than {_name(right)}. {self._since()} Gradients computed"
+            " from wrong values since then are in the weights of all workers; start from a checkpoint to undo that"
+        )
 
-    def _give_up(self, step: int, name: str, groups: Sequence[Sequence[int]]) -> None:
+    def _give_up(self, step: int, name: str, groups: Sequence[Sequence[int]], *, is_again: bool) -> None:
         emit(Parted(step, name))
         listing = "; ".join(_name(group) for group in groups)
+        no_majority = f"no group of equal workers has a majority (equal are: {listing})."
         error = ReplicasDiffer(
             f"Before step {step} the replicas are no longer equal: {name} is not the same on workers {groups[0][0]} and"
             f" {groups[1][0]}.",
-            why=f"nobody has a majority, so that nobody can say which values are right (equal are: {listing})."
-            f" {self._since()} Memory with a flipped bit does this, or code that changes weights on some workers only.",
+            why=f"{f'{name} has differed before.' if is_again else no_majority} {self._since()} Memory with a flipped"
+            " bit does this, or code that changes weights on some workers only.",
             do=f"start the run again from a checkpoint of step {self.agreed_step or 0} or before: later ones may have"
             " been saved with wrong values. Those of strategy.checkpoint are moved aside, others are for you to move."
-            " With three workers or more, one that drifts is given the others' values.",
+            " With three workers or more, a worker that drifts is replaced.",
         )
         error.agreed_step = self.agreed_step or 0
         raise error
-
-    def _tell_of_healing(
-        self, step: int, name: str, drifted: Sequence[int], right: Sequence[int], num_places: int, num_all: int
-    ) -> None:
-        emit(Healed(step, tuple(drifted), name, num_places))
-        self._tell(
-            f"before step {step}, {_name(drifted)} had other values than {_name(right)}, first in {name}; it was given"
-            f" theirs ({num_places} of {num_all} tensors). {self._since()} Gradients that it computed from wrong"
-            " weights since then are in everybody's, equally; start from a checkpoint to undo that"
-        )
 
     def _since(self) -> str:
         last = "not yet checked" if self.agreed_step is None else f"at step {self.agreed_step}"
@@ -174,11 +172,11 @@ def _digest(state: State) -> Array:
     return np.array([digest_bytes(state.read(place)) for place in range(len(state.lines))], np.uint64)
 
 
-def _differing(rows: Rows, right: Sequence[int]) -> list[int]:
-    """The places at which anybody differs from those that are right."""
-    reference = rows.of_worker[right[0]]
+def _differing(rows: Mapping[int, Array], right: Sequence[int]) -> list[int]:
+    """The places at which a worker differs from those that are right."""
+    reference = rows[right[0]]
     differs: Any = np.zeros(len(reference), bool)
-    for row in rows.of_worker.values():
+    for row in rows.values():
         differs |= row != reference
     return [int(place) for place in np.flatnonzero(differs)]
 

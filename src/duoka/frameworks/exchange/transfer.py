@@ -68,7 +68,7 @@ class Transfer:
         self._buffers = [*self._fixed, *(self._collective.scratch(count, dtype) for dtype, count in sizes)]
         exchange = self._collective.exchange(self._buffers, f"{name}, contents {self._digest:08x},")
         if is_tried:
-            exchange.try_newcomer()
+            exchange.compare_juniors()
         return exchange
 
     def _summed(self, outcome: Outcome) -> list[Array]:
@@ -109,7 +109,7 @@ class Transfer:
             np.multiply(part.values, weight, out=values[start:stop], dtype=values.dtype, casting="same_kind")
 
     def _views_of(self, exchange: Exchange, replica: int, flats: Sequence[Array]) -> list[Array]:
-        if exchange.is_witnessed(replica):
+        if exchange.is_shadow(replica):
             return self._packing.views(flats)
         if replica not in self._views:
             self._views[replica] = self._packing.views(flats)

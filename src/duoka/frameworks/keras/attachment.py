@@ -324,15 +324,9 @@ class Attachment:
         return (lambda batches: run(iter(batches))) if name == "torch" else run
 
     def _keep_equal(self, state: Any) -> Any:
-        """Between two steps: compare replicas when it is time. Gives the state to go on with (see KerasState)."""
-        looked_at: list[KerasState] = []
-
-        def look() -> KerasState:
-            looked_at.append(KerasState(self._model, state))
-            return looked_at[0]
-
-        self._checks.at_border(self._progress.step, look)
-        return looked_at[0].state if looked_at else state
+        """Between two steps: compare replicas when it is time. Returns the state."""
+        self._checks.at_border(self._progress.step, lambda: KerasState(self._model, state))
+        return state
 
     def _check(self) -> None:
         """Outside of a batch, where variables have their values."""

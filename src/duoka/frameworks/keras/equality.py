@@ -58,11 +58,11 @@ class Equality:
         self._digests = np.array(digests, np.uint32)
         return zlib.crc32(self._digests.data).to_bytes(4, "little")
 
-    def compare(self, notes: Sequence[bytes], when: str, *, can_heal: bool = False) -> None:
+    def compare(self, notes: Sequence[bytes], when: str, *, can_remove: bool = False) -> None:
         """All workers call it, with what each replica's worker has noted."""
         if len(set(notes)) == 1:
             return
-        if can_heal and len(self._collective.workers) > 2:
+        if self._collective.juniors or (can_remove and len(self._collective.workers) > 2):
             self._check()
             return
         first, *others = self._collective.all_gather([self._digests] * len(self._collective.replicas))

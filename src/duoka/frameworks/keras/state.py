@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from duoka.collectives.arrays import Array
 from duoka.frameworks.exchange.digest import as_bytes
 from duoka.frameworks.keras.seeds_of_replicas import seed_variables
@@ -21,7 +19,6 @@ class KerasState:
     def __init__(self, model: Any, state: Any = None) -> None:
         optimizer = [] if model.optimizer is None else model.optimizer.variables
         seeds = {id(seed) for seed in seed_variables(model)}
-        self._given = state
         self._values = None if state is None else [list(part) for part in state[:3]]
         self._places = [
             (group, position, variable)
@@ -29,30 +26,8 @@ class KerasState:
             for position, variable in enumerate(variables)
             if id(variable) not in seeds
         ]
-        self._has_changed = False
         self.lines = [f"{variable.path}: {tuple(variable.shape)} {variable.dtype}" for _, _, variable in self._places]
 
     def read(self, place: int) -> Array:
-        return as_bytes(self._read(place))
-
-    def _read(self, place: int) -> Array:
         group, position, variable = self._places[place]
-        return read_value(variable.value if self._values is None else self._values[group][position])
-
-    def write(self, place: int, data: Array) -> None:
-        group, position, variable = self._places[place]
-        before = self._read(place)
-        value = data.view(before.dtype).reshape(before.shape)
-        if self._values is None:
-            variable.assign(value)
-        else:
-            # A copy in JAX's own memory: the next update takes it over.
-            self._values[group][position] = keras.ops.copy(keras.ops.convert_to_tensor(value))
-            self._has_changed = True
-
-    @property
-    def state(self) -> Any:
-        """JAX's tuple, with what was written."""
-        if self._values is None or not self._has_changed:
-            return self._given
-        return (*self._values, *self._given[3:])
+        return as_bytes(read_value(variable.value if self._values is None else self._values[group][position]))

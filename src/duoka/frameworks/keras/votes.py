@@ -34,7 +34,7 @@ class EpochVote(keras.callbacks.Callback):
         when, generators = f"at the end of epoch {epoch}", digest(BETWEEN_EPOCHS)
         notes = self._vote(when, generators + self._equality.note())
         stop = 1 + len(generators)
-        self._equality.compare([note[stop:] for note in notes], when, can_heal=True)
+        self._equality.compare([note[stop:] for note in notes], when, can_remove=True)
         if len({note[1:stop] for note in notes}) > 1:
             take_states_from_first(self._collective, BETWEEN_EPOCHS)
 

@@ -24,7 +24,6 @@ from duoka.frameworks.keras.backends import load_share_backend
 from duoka.frameworks.keras.data import count_rows, digest
 from duoka.frameworks.keras.share_backend import ShareBackend
 from duoka.frameworks.keras.steps import Progress
-from duoka.topology.placement import place
 
 
 class WholeShareSteps:
@@ -57,7 +56,7 @@ class WholeShareSteps:
 
     def run(self, batch: Any, state: Any = None) -> dict[str, Any]:
         """Train on one global batch; gives the logs. A worker that is lost on the way ends the run."""
-        if self._collective.placement != place(self._collective.num_replicas, self._collective.workers):
+        if len(self._collective.placement.shares) != len(self._collective.workers):
             self._collective.end_step()  # after a loss between two steps: deals anew, so that shares are in one piece
         backend, replicas = self._backend, self._collective.replicas
         backend.begin_batch(self._progress.batch, state)

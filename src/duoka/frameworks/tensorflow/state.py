@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from duoka.collectives.arrays import Array, as_array
 from duoka.errors import CheckpointError
 from duoka.frameworks.exchange.digest import as_bytes
@@ -111,11 +109,9 @@ class Kept(Protocol):
 
     def read(self) -> Array: ...
 
-    def write(self, data: Array) -> None: ...
-
 
 class KeptVariable:
-    """Read and written outside of graphs: also by a call out of one, when nothing in it uses the variable."""
+    """Read outside of graphs: also by a call out of one, when nothing in it uses the variable."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
@@ -132,10 +128,6 @@ class KeptVariable:
     def read(self) -> Array:
         return as_bytes(as_array(self._variable))
 
-    def write(self, data: Array) -> None:
-        variable = self._variable
-        variable.assign(data.view(variable.dtype.as_numpy_dtype).reshape(variable.shape))
-
 
 class KeptBits:
     """Of a variable that is not there yet."""
@@ -148,9 +140,6 @@ class KeptBits:
     def read(self) -> Array:
         return as_bytes(self._bits)
 
-    def write(self, data: Array) -> None:
-        np.copyto(self._bits, data.view(self._bits.dtype).reshape(self._bits.shape))
-
 
 class TensorFlowState:
     def __init__(self, kept: Sequence[Kept]) -> None:
@@ -159,6 +148,3 @@ class TensorFlowState:
 
     def read(self, place: int) -> Array:
         return self._kept[place].read()
-
-    def write(self, place: int, data: Array) -> None:
-        self._kept[place].write(data)

@@ -118,14 +118,14 @@ class Turns:
             name = f"of {kind} {self._progress.step} ({contents.name}), {self._total_rows} rows"
             self._exchange = self._transfer.open(name, is_tried=contents.can_be_tried)
         assert self._exchange is not None
-        is_witnessed = self._exchange.is_witnessed(replica)
+        is_shadow = self._exchange.is_shadow(replica)
         if num_rows:
             self._transfer.write(self._exchange, replica, outcome, num_rows)
             counters = outcome.others[: len(contents.counters)]
             self._exchange.deposit(replica, Note(self._data, rate, digest_of(counters)).pack())
         else:
             self._leave_out(replica)
-        if not is_witnessed:
+        if not is_shadow:
             self._parts[replica] = parts if num_rows else [part[:0] for part in parts]
         return self._advance()
 

@@ -35,7 +35,7 @@ from duoka.frameworks.torch.plain.loader import PreparedLoader, prepare_loader
 from duoka.frameworks.torch.plain.loop import PlainLoop
 from duoka.frameworks.torch.plain.steps import StepWatch
 from duoka.frameworks.torch.prepared import Prepared
-from duoka.frameworks.torch.start import agree_on_start, check_devices
+from duoka.frameworks.torch.start import agree_on_start, check_devices, check_layouts
 from duoka.frameworks.torch.step_placement import ModuleWatch
 from duoka.frameworks.torch.style import Styles
 from duoka.frameworks.torch.sync_batchnorm import SyncedPart, sync_batch_norm
@@ -84,9 +84,10 @@ class TorchAdapter(Training):
         )
         self._loop = PlainLoop(collective, self._base_seed, self, self.tell_once)
         self._gradients = PlainExchange(
-            collective, trained, self._loop.find_share, self._describe_rates, self.checks, check=self.check_inside
+            collective, trained, self._loop.find_share, self._describe_rates, check=self.check_inside
         )
         self._steps = StepWatch(self)
+        self._compared_step: int | None = None
         self._loaders = Loaders(
             collective, self._base_seed, device, self._styles.choose_function, self.tell_once, self._training_loop
         )
@@ -170,6 +171,7 @@ class TorchAdapter(Training):
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         check_devices(model, self.device)
         _refuse_uninitialised(model)
+        check_layouts(model)
         end_watch()
         model.to(self.device)
         self._models.append(model)
@@ -196,6 +198,10 @@ class TorchAdapter(Training):
 
     # The style.
 
+    @property
+    def is_only_strategy(self) -> bool:
+        return _num_adapters == 1
+
     def choose_plain(self) -> None:
         """A plain loop over a prepared loader begins."""
         self._styles.choose_plain()
@@ -203,10 +209,14 @@ class TorchAdapter(Training):
     def _begin_function(self) -> None:
         self._gradients.end()
         self._rejoin.begin()
+        if self.options.sync_batchnorm:
+            self._rejoin.refuse("sync_batchnorm=True computes one replica per worker, so all workers restart")
 
     def _begin_plain(self) -> None:
         if self._collective.num_replicas == 1:
             return
+        if self._collective.rehearsal is not None:
+            self._collective.rehearsal.note_plain()
         self._rejoin.begin()
         self._rejoin.refuse("a plain loop cannot compute its samples, so all workers restart")
         self._gradients.end()  # its hooks are not the user's
@@ -224,15 +234,23 @@ class TorchAdapter(Training):
 
     def begin_batch(self) -> None:
         self._steps.begin_batch()
+        self._compare()
         if self._collective.num_replicas == 1:
             return
         self._gradients.check_complete()
+        self._collective.work_on(self._num_steps, self._collective.replicas)
         self._gradients.watch()
         statistics = self._calls.trained.statistics
         if statistics.has_any:
             statistics.begin_batch()
             statistics.watch_still()
         self._watch_single_samples()
+
+    def _compare(self) -> None:
+        """Between two steps: are all workers equal? Batches that are only evaluated are no steps."""
+        if self._num_steps != self._compared_step:
+            self._compared_step = self._num_steps
+            self.checks.at_border(self._num_steps, self._calls.trained.state)
 
     def _watch_single_samples(self) -> None:
         """BatchNorm cannot normalise one sample: an error that names the layer."""

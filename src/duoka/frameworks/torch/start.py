@@ -29,6 +29,19 @@ def check_devices(model: nn.Module, device: torch.device) -> None:
         )
 
 
+def check_layouts(model: nn.Module) -> None:
+    """Parameters and buffers are compared and exchanged as plain memory."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise MismatchError(
+                f"{name} of the {type(model).__name__} is a {kind} tensor.",
+                why="workers compare parameters and buffers, and send them to each other, as plain memory.",
+                do="use a dense tensor; or keep it outside of the model, or as a plain attribute of it.",
+            )
+
+
 def agree_on_start(model: nn.Module, collective: Collective) -> None:
     """Compare the model between workers, and copy the first worker's values to all where they differ."""
     joining = collective.joining

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,24 +14,18 @@ from duoka.frameworks.torch.layers import Layers
 from duoka.frameworks.torch.tensors import as_bytes
 
 
-class _Place(NamedTuple):
-    holder: Any  # None for a tensor that is written in place, else the dictionary that holds a number
-    key: Any
-    value: Any
-
-
 class TorchState:
     """As it is now: made anew for each look, because optimizers make their tensors with the first step."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         self.layers = Layers(models)
         self.lines: list[str] = []
-        self._places: list[_Place] = []
+        self._values: list[Any] = []
         names: dict[int, str] = {}
         for name, tensor in _tensors_of(models):
             if id(tensor) not in names:
                 names[id(tensor)] = name
-                self._add(name, _Place(None, None, tensor.detach()))
+                self._add(name, tensor.detach())
         for number, optimizer in enumerate(optimizers, 1):
             self._add_optimizer(f"optimizer {number}", optimizer, names)
 
@@ -42,35 +36,23 @@ class TorchState:
             owner = names.get(id(parameter), f"parameter {position}")
             for key in sorted(state, key=str):
                 if isinstance(state[key], (torch.Tensor, int, float)):
-                    holder = None if isinstance(state[key], torch.Tensor) else state
-                    self._add(f"{key} of {owner} in {title}", _Place(holder, key, state[key]))
+                    self._add(f"{key} of {owner} in {title}", state[key])
 
-    def _add(self, name: str, place: _Place) -> None:
-        value = place.value
+    def _add(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_quantized:
                 return
             self.lines.append(f"{name}: {tuple(value.shape)} {value.dtype}")
         else:
             self.lines.append(f"{name}: {type(value).__name__}")
-        self._places.append(place)
+        self._values.append(value)
 
     def read(self, place: int) -> Array:
-        value = self._places[place].value
+        value = self._values[place]
         if not isinstance(value, torch.Tensor):
             return np.array([value], np.int64 if isinstance(value, int) else np.float64).view(np.uint8)
         array: Array = as_bytes(value).cpu().numpy()
         return array
-
-    def write(self, place: int, data: Array) -> None:
-        holder, key, value = self._places[place]
-        if isinstance(value, torch.Tensor):
-            given = torch.from_numpy(data.copy()).view(value.dtype).reshape(value.shape)
-            with torch.no_grad():
-                value.copy_(given)
-        else:
-            kind = np.int64 if isinstance(value, int) else np.float64
-            holder[key] = type(value)(data.view(kind)[0])
 
 
 def _tensors_of(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -110,6 +110,7 @@ class Statistics:
         self._still_held: list[torch.Tensor | None] = []
         self._still_marks: list[tuple[int, int]] = []
         self._marks: list[tuple[int, int]] = []
+        self._is_whole = False
         self._still_values: list[torch.Tensor] = []
 
     def keep_still(self) -> None:
@@ -137,11 +138,13 @@ class Statistics:
     def other_bytes(self) -> int:
         return sum(place.tensor.numel() * place.tensor.element_size() for place in self.others)
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, *, is_whole: bool = False) -> None:
+        """`is_whole`: look at the values of the still ones, because changes through `.data` leave no mark."""
+        self._is_whole = is_whole
         places = (*self.merged, *self.others)
         self._at_start, self._held = [place.tensor.clone() for place in places], [place.held for place in places]
         for position, place in enumerate(self.still[: len(self._still_values)]):
-            if place.mark != self._still_marks[position]:  # the script has changed it since it was copied
+            if is_whole or place.mark != self._still_marks[position]:  # the script has changed it since it was copied
                 self._still_values[position] = place.tensor.clone()
                 self._still_held[position], self._still_marks[position] = place.held, place.mark
 
@@ -186,7 +189,11 @@ class Statistics:
 
     def moved(self) -> list[int]:
         """The positions, among the still ones, of buffers that this body has changed after all."""
-        return [n for n, (place, mark) in enumerate(zip(self.still, self._marks, strict=True)) if place.mark != mark]
+        return [
+            n
+            for n, (place, mark) in enumerate(zip(self.still, self._marks, strict=True))
+            if place.mark != mark or (self._is_whole and not _is_equal(place.tensor, self._still_values[n]))
+        ]
 
     def write_others(self, place: torch.Tensor) -> None:
         start = 0
@@ -216,6 +223,11 @@ class Statistics:
     def digest(self) -> int:
         """To see whether replicas start a step from the same values."""
         return _digest([*self.merged, *self.others])
+
+
+def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether all bits are. Tensors that are not strided count as equal: their marks have to do."""
+    return first.layout is not torch.strided or torch.equal(as_bytes(first), as_bytes(second))
 
 
 def _digest(places: Sequence[Place]) -> int:

@@ -41,6 +41,7 @@ class Training:
             self._parts, self._calls.trained, self._calls, self._loaders, self._training_loop
         )
         self._num_steps = 0  # batches of plain loops in which an optimizer has stepped
+        self._is_all_inside = True  # of one loop over epochs or steps: what is trained
 
     @property
     def step(self) -> int:
@@ -64,6 +65,20 @@ class Training:
 
     # What is saved and restored.
 
+    @property
+    def can_be_snapshotted(self) -> bool:
+        """Whether its state is all that a restart of all workers needs."""
+        return self._is_all_inside and self.is_only_strategy and self._styles.is_known
+
+    @property
+    def every_worker_keeps_its_state(self) -> bool:
+        """In a plain loop the script may count what it sees of its own samples."""
+        return self._styles.is_plain
+
+    @property
+    def is_only_strategy(self) -> bool:
+        raise NotImplementedError
+
     def capture(self) -> dict[str, Any]:
         position = self._training_loop.position
         facts = {"framework": "torch", "style": self._styles.name, "step": self.step, "batch": self.batch}
@@ -86,11 +101,20 @@ class Training:
         lines = [*self._train_state.check(state), *self.registered.check(state["registered"])]
         if lines and not is_again:
             self.tell_once(f"the run continues with the saved values: {'; '.join(lines)}")
+        if self._styles.is_plain and not is_again and self._collective.num_replicas > 1:
+            self._tell_of_registered(state)
         self._train_state.put(state, self.registered, is_again=is_again)
         self._gradients.restore(state["plain"])
         self._num_steps = state["plain"]["steps"]
         if (rehearsal := self._collective.rehearsal) is not None:
             rehearsal.note_resumed()
+
+    def _tell_of_registered(self, state: dict[str, Any]) -> None:
+        """A plain loop may count its own samples. A checkpoint has the values of the worker that wrote it."""
+        if self._borders.restart_step is not None:
+            return  # a snapshot in memory has those of each worker
+        if names := ", ".join(state["registered"]["values"]):
+            self.tell_once(f"registered values continue on all workers as the main worker had them: {names}")
 
     def _choose_saved_style(self, name: str) -> None:
         if name == FUNCTION:
@@ -116,23 +140,25 @@ class Training:
     # The loop over epochs or steps.
 
     def walk_epochs(self, num_epochs: int) -> Iterator[int]:
-        self._resume_rehearsal()
+        self._resume_before_loop()
         self._rejoin.follow()
         return self._training_loop.epochs(num_epochs)
 
     def walk_steps(self, num_steps: int) -> Iterator[int]:
-        self._resume_rehearsal()
+        self._resume_before_loop()
         self._rejoin.follow()
         return self._training_loop.steps(num_steps)
 
-    def _resume_rehearsal(self) -> None:
+    def _resume_before_loop(self) -> None:
         rehearsal = self._collective.rehearsal
         if rehearsal is not None and (state := rehearsal.load_state()) is not None:
             self.restore(state)
+        self._borders.resume(self)
 
     def at_start(self, *, is_second: bool) -> None:
         self._borders.at_start(self)
         if is_second:
+            self._is_all_inside = False
             self._rejoin.refuse(SECOND_LOOP)
         if self._rejoin.is_arriving:
             self._training_loop.resume(self._rejoin.await_state())
@@ -150,12 +176,12 @@ class Training:
 
     def at_boundary(self) -> None:
         """Nothing is saved before the style is known, nor while gradients of an accumulation wait on each worker."""
+        if not self._styles.is_plain:
+            self._rejoin.allow()
         if not self._styles.is_known or self._gradients.has_kept:
             return
-        if self._styles.is_function:
-            self._rejoin.allow()
         if (rehearsal := self._collective.rehearsal) is not None and (position := self.boundary) is not None:
-            rehearsal.at_training_boundary(self.batch, position.describe(), self.capture)
+            rehearsal.at_training_boundary(self.step, position.describe(), self.capture)
         self._borders.at_border(self)
 
     def at_end(self) -> None:
@@ -174,6 +200,7 @@ class Training:
             return
         if self.is_state_wanted:
             self._training_loop.check_inside()
+        self._is_all_inside = False
         if self._rejoin.is_possible:
             self._rejoin.refuse(OUTSIDE)
 

@@ -40,6 +40,7 @@ class WorkerRecord:
     phases: list[str] = field(default_factory=list)  # of its exchanges: where a worker can be killed
     has_dropout: bool = False
     has_batchnorm: bool = False  # in training mode
+    is_plain: bool = False  # a plain loop: one replica per worker, and a restart after a loss
     knows_layers: bool = False  # dropout and BatchNorm can be found and switched off
     killed: tuple[int, str] | None = None  # the step and the phase in which it killed itself
     stopped: str = ""  # where its state was saved

@@ -104,6 +104,10 @@ class Recorder:
         self._write()
         raise SystemExit(0)
 
+    def note_plain(self) -> None:
+        """The script trains in a plain loop."""
+        self._record.is_plain = True
+
     def load_state(self) -> Any:
         """The state from which this run continues; None if it begins."""
         return load_state(self._settings.state, list_codecs()) if self._settings.resumes else None

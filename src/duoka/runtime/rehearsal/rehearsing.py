@@ -107,6 +107,8 @@ class Rehearsing:
     def _kill(self, first: Record, is_random: bool) -> Row:
         if is_random:
             return Row(KILLED, "worker killed", reason=_RANDOM)
+        if first.main.is_plain:
+            return Row(KILLED, "worker killed", reason=_PLAIN)
         chance = random.Random(self._seed)
         worker = chance.randrange(1, self._plan.num_workers)
         phase = chance.choice([BEFORE, *first.phases])
@@ -144,6 +146,8 @@ class Rehearsing:
         title = f"{self._plan.num_replicas} replicas on 1 worker"
         if is_random:
             return Row(ONE_WORKER, title, reason=_RANDOM)
+        if first.main.is_plain:
+            return Row(ONE_WORKER, title, reason="a plain loop needs one replica per worker")
         run = self._run(title, "1 worker", plan=replace(self._plan, devices=self._plan.devices[:1]))
         return self._row(ONE_WORKER, title, (self._workers, "1 worker"), first, run)
 
@@ -210,6 +214,7 @@ class Rehearsing:
 
 
 _RANDOM = "two undisturbed runs already differ"
+_PLAIN = "a plain loop is resumed after a loss, on all workers: see the next row"
 
 
 def _describe_failure(run: Run) -> str:

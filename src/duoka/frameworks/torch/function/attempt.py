@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from duoka.collectives.collective import Buffer, Exchange
+from duoka.collectives.decision import Difference
 from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError, WorkerLost
@@ -22,7 +23,7 @@ from duoka.frameworks.torch.function.extras import describe_error, exchange_metr
 from duoka.frameworks.torch.function.first_call import check_again, check_function
 from duoka.frameworks.torch.function.gradient_buffers import set_gradients
 from duoka.frameworks.torch.function.in_place import (
-    read_parameter_versions,
+    read_parameter_marks,
     read_versions,
     refuse_changed_arguments,
     refuse_changed_parameters,
@@ -73,14 +74,14 @@ class Attempt:
         num_groups: int,
         check: Check,
         *,
-        is_whole: bool,
+        is_looked_at: bool,
     ) -> None:
         self._calls, self._function, self._inputs, self._scaler = calls, function, inputs, scaler
         self._collective, self._trained, self._device = calls.collective, calls.trained, calls.device
         self._number, self._num_replicas, self._seed = calls.number, calls.collective.num_replicas, calls.seed.number
         self.num_groups = num_groups
         self._check = check  # of the function, before it runs for replica 0
-        self._is_looked_at = check is Check.ALL or is_whole  # parameters and metrics are, in this call
+        self._is_looked_at = is_looked_at  # parameters and metrics are, in this call, also with check=False
         self._parameters = self._trained.parameters
         self._statistics = self._trained.statistics
         self._buffers = self._trained.buffers(num_groups)
@@ -92,7 +93,7 @@ class Attempt:
         self._bases = list(map(_GRAD, self._parameters))
         self._has_bases = any(map(operator.is_not, self._bases, itertools.repeat(None)))
         if self._statistics.has_any:
-            self._statistics.begin_batch()
+            self._statistics.begin_batch(is_whole=is_looked_at)
             self._statistics.watch_still()
         self._is_finished = False
 
@@ -124,8 +125,8 @@ class Attempt:
         self._exchange = self._collective.exchange([*buffers, *self._statistic_buffers], name)
         if self._collective.joining is not None:
             self._exchange.common_part = read_digests
-            if self._collective.has_newcomer:
-                self._exchange.try_newcomer()
+            if self._collective.compares_juniors:
+                self._exchange.compare_juniors()
         self._exchange.carry_out(self._place)
         try:
             if self._error is not None:
@@ -148,16 +149,19 @@ class Attempt:
         """Compute a replica and write what comes of it into its slots."""
         if self._calls.is_synced and self._measured:
             raise restart_needed(1, self._num_replicas)
+        assert self._exchange is not None
         rows = share(self._inputs.num_samples, self._num_replicas, replica)
         self._collective.work_on(self._number, (replica,))
         if rows and self._error is None:
             try:
-                if replica or self._check is Check.NOTHING:
+                if replica or self._check is Check.NOTHING or self._exchange.is_shadow(replica):
                     return self._compute(replica, len(rows))
                 return self._compute_checked(len(rows))
             except WorkerLost:
                 raise
             except (Exception, SystemExit) as error:
+                what = f"failed with {describe_error(error).splitlines()[0][:200]} in replica {replica}"
+                self._collective.yield_if_junior(Difference(f"fails {type(error).__name__}", what))
                 self._error = error
             finally:
                 self._calls.synced_part = None
@@ -176,7 +180,8 @@ class Attempt:
 
     def _check_function(self) -> BaseException | None:
         """Look at the function, which is left as it was found. Returns what it raised in eval mode, if it did."""
-        calls, is_first = self._calls, self._check is Check.ALL
+        calls = self._calls
+        is_first = not calls.has_seen(self._title)
         count = self._inputs.fewest_samples
         if count < FEWEST_SAMPLES:
             if is_first:
@@ -191,17 +196,17 @@ class Attempt:
         cut = self._inputs.cutter(((start, middle), (middle, stop), (start, stop)))
 
         def cut_from_start(first: int, last: int) -> list[Any]:
+            self._restore_buffers()  # each run begins from them: a queue of keys would be a longer one
             return cut(start + first, start + last)
 
         with calls.inside():
-            if is_first:
+            if self._check is Check.ALL:
                 return check_function(
                     self._function,
                     self._title,
                     cut_from_start,
                     sizes,
                     self._trained,
-                    self._restore_buffers,
                     calls.tell,
                 )
             first_loss = calls.first_loss(self._title)
@@ -248,7 +253,7 @@ class Attempt:
         return returned
 
     def _compute(self, replica: int, num_rows: int) -> bytes:
-        versions = read_parameter_versions(self._trained.everything) if self._is_looked_at else []
+        marks = read_parameter_marks(self._trained.everything) if self._is_looked_at else []
         if self._check is Check.ALL:
             with UpdateGuard(self._trained, self._title) as guard:  # other workers look at their own replicas
                 returned = self._run(replica, num_rows)
@@ -257,7 +262,7 @@ class Attempt:
             returned = self._run(replica, num_rows)
         if self._is_looked_at:
             trained, losses = self._trained, [term.value for term in returned.terms]
-            refuse_changed_parameters(trained.everything, trained.all_names, versions, self._title)
+            refuse_changed_parameters(trained.everything, trained.all_names, marks, self._title)
             refuse_unprepared(self._function, losses, trained.known, self._title)
             refuse_samples(returned.metrics, num_rows)
         if not self._inputs.has_one_length and any(term.kind == "samples" for term in returned.terms):

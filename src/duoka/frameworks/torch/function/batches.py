@@ -98,6 +98,16 @@ class Batch:
             do="pass it on: strategy.backward(loss_of, batch), with `def loss_of(x, y): ...`.",
         )
 
+    def __getitem__(self, key: Any) -> Any:
+        return self.__iter__()
+
+    def __getattr__(self, name: str) -> Any:
+        """`batch.items()`, `batch.to(device)`, `batch.labels`. An AttributeError, for hasattr and copies."""
+        raise AttributeError(
+            f"a batch of strategy.batches has no {name!r}: it is a handle, and every replica's samples are loaded where"
+            " they are needed. Pass it on: strategy.backward(loss_of, batch), with `def loss_of(x, y): ...`"
+        )
+
 
 def _nothing() -> None:
     return None

@@ -35,7 +35,7 @@ from duoka.frameworks.torch.sync_batchnorm import SyncedPart, restart_needed
 Function = Callable[..., Any]
 _FIRST_CALLS, _EVERY = 3, 100  # in these calls, and in every hundredth, global tensors and graphs are looked at whole
 _LATER_CHECKS = (2, 3, 10)  # calls of a function in which its loss is checked again, and every hundredth
-_MOST_OBJECTS = 5  # of one name that are checked when they are new: a loop may make a lambda in each iteration
+_MOST_OBJECTS = 5  # of one name that are checked as first calls are: a loop may make a lambda in each iteration
 
 
 class Calls:
@@ -87,6 +87,10 @@ class Calls:
         self._seen = {title: Seen(*numbers) for title, numbers in state["functions"].items()}
         self._checks.agreed_step = state["agreed_step"]
 
+    def has_seen(self, title: str) -> bool:
+        """Whether a call of this function has been exchanged."""
+        return title in self._seen
+
     def first_loss(self, title: str) -> float:
         """What a function's first call returned, without its sign."""
         return self._seen[title].first_loss if title in self._seen else 0.0
@@ -135,6 +139,12 @@ class Calls:
         self, function: Function, args: Sequence[Any], scaler: Any, rates: Sequence[str], *, check: bool = True
     ) -> Any:
         self.refuse_inside("strategy.backward")
+        if not callable(function):
+            raise MismatchError(
+                f"strategy.backward was given a {type(function).__name__}, not a function.",
+                why="it runs the function for each replica, on that replica's samples, and calls loss.backward().",
+                do="def loss_of(x, y): return criterion(model(x), y); then strategy.backward(loss_of, batch).",
+            )
         inputs = Inputs(args, self.collective.num_replicas, self.device)
         self.trained.scan()
         if not self.trained.parameters:
@@ -156,11 +166,11 @@ class Calls:
         reference, number = seen.objects.get(id(owner)), seen.num_calls + 1
         is_new = seen.num_objects < _MOST_OBJECTS and (reference is None or reference() is not owner)
         look = Check.NOTHING
-        if check and number == 1:
+        if check and is_new:
             look, trained = Check.ALL, self.trained
             is_synced = self.is_synced
             check_models(trained.models, trained.parameters, trained.names, self.tell, is_synced=is_synced)
-        elif check and (is_new or number in _LATER_CHECKS or number % _EVERY == 0):
+        elif check and (number in _LATER_CHECKS or number % _EVERY == 0):
             look = Check.LOSS
         name = title_call(title, inputs.describe(), rates)
         is_whole = self.number <= _FIRST_CALLS or self.number % _EVERY == 0
@@ -170,7 +180,10 @@ class Calls:
         with keeping_generators():
             while True:
                 num_groups = self._num_groups.get(title, 1)
-                attempt = Attempt(self, function, inputs, title, digests, scaler, num_groups, look, is_whole=is_whole)
+                is_looked_at = is_whole or is_new
+                attempt = Attempt(
+                    self, function, inputs, title, digests, scaler, num_groups, look, is_looked_at=is_looked_at
+                )
                 try:
                     notes = attempt.exchange(name)
                     self._seen[title], seen.num_calls = seen, number

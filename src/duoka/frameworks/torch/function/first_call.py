@@ -8,6 +8,7 @@ added to `p.grad`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -60,12 +61,11 @@ def check_function(
     cut: Callable[[int, int], Sequence[Any]],
     sizes: tuple[int, int],
     trained: Trained,
-    restore: Callable[[], None],
     tell: Tell,
 ) -> BaseException | None:
-    """Raise what would make a training wrong. `cut(start, stop)` returns the arguments for these samples.
+    """Raise what would make a training wrong.
 
-    `restore` lets buffers be as before the call.
+    `cut(start, stop)` returns the arguments for these samples, and lets buffers be as before the call.
 
     Returns:
         What the function raised in eval mode, in which it cannot be checked.
@@ -79,20 +79,22 @@ def check_function(
             watch.look_again()
 
         def run() -> None:
-            restore()
             data = cut(0, sum(sizes))
             with torch.enable_grad(), seeded(SEED):
                 function(*data)
-            guard.look()
+            after_run()
 
+        # First: a state of other samples, of another number, would make the next run raise.
+        carried = _find_carried(run, guard, models)
+        probe = LossProbe(function, title, cut, sizes, after_run)
         try:
-            verdict = LossProbe(function, title, cut, sizes, after_run).find(models, tell)
+            verdict = None if carried else probe.find(models, tell)
         except RaisedInEvalMode as raised:
             failure = raised.__cause__
-        carried = _find_carried(run, guard, models)
     _report_side_effects(watch, carried, tell, title)
     if verdict is not None:
         raise verdict
+    probe.tell_of_metrics(tell)
     return failure
 
 
@@ -118,11 +120,10 @@ def check_again(
 
 
 def _find_carried(run: Callable[[], None], guard: UpdateGuard, models: Sequence[nn.Module]) -> list[str]:
-    try:
+    with suppress(Exception):  # the function is about to run for a replica, and raises that again
         return find_carried(run, models)
-    except Exception:
-        guard.look()
-        return []  # the function is about to run for a replica, and raises that again
+    guard.look()
+    return []
 
 
 def _report_side_effects(watch: Watch, carried: Sequence[str], tell: Tell, title: str) -> None:

@@ -76,7 +76,7 @@ class GradientBuffers:
 
     def _views(self, exchange: Exchange, replica: int) -> _Views:
         """A replica's flat slots, and a view for each parameter and mask, in the order of the layout."""
-        if exchange.is_witnessed(replica):
+        if exchange.is_shadow(replica):
             return self._make_views(exchange, replica)
         if replica not in self._slots:
             self._slots[replica] = self._make_views(exchange, replica)

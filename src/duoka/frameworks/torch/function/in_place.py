@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from duoka.errors import MismatchError
+from duoka.frameworks.torch.function.arguments import fingerprint
 from duoka.frameworks.torch.nested import map_tensors
 
 
@@ -40,18 +41,21 @@ def refuse_changed_arguments(data: Sequence[Any], before: list[int], title: str)
     )
 
 
-def read_parameter_versions(parameters: Sequence[torch.Tensor]) -> list[int]:
-    return [version_of(parameter) for parameter in parameters]
+def read_parameter_marks(parameters: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return versions, and digests of some words: changes through `.data`, as MoCo makes them, leave the versions."""
+    return [(version_of(each), fingerprint([each.detach()], is_whole=False)) for each in parameters]
 
 
 def refuse_changed_parameters(
-    parameters: Sequence[torch.Tensor], names: Sequence[str], before: list[int], title: str
+    parameters: Sequence[torch.Tensor], names: Sequence[str], before: list[tuple[int, int]], title: str
 ) -> None:
-    changed = [name for name, p, then in zip(names, parameters, before, strict=True) if version_of(p) != then]
+    """Raise, naming the first one. `before` is what `read_parameter_marks` returned."""
+    now = read_parameter_marks(parameters)
+    changed = [name for name, mark, then in zip(names, now, before, strict=True) if mark != then]
     if changed:
         raise MismatchError(
             f"{title} changes the parameter {changed[0]} in place.",
             why="it runs once for each replica: workers with different samples would train different weights.",
-            do="change weights after strategy.backward, outside of the function. nn.Embedding(max_norm=...) changes its"
-            " weight in the forward: renormalise it in the loop instead.",
+            do="change weights after strategy.backward, outside of the function: also those of a momentum encoder."
+            " nn.Embedding(max_norm=...) changes its weight in the forward: renormalise it in the loop instead.",
         )

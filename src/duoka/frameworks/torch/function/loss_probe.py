@@ -16,11 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from duoka.errors import MismatchError
 from duoka.frameworks.additivity import NUM_ROUNDS, NUM_SEEDS, TOLERANCES, Finding, Terms, is_beyond_chance, probe
 from duoka.frameworks.torch.function.in_place import read_versions, refuse_changed_arguments
+from duoka.frameworks.torch.function.metric_probe import MetricProbe
 from duoka.frameworks.torch.function.returned import Returned, read
 from duoka.frameworks.torch.generators import digest_generators
 from duoka.frameworks.torch.randomness import seeded
 
 Tell = Callable[..., None]
+_SUMS = (torch.ops.aten.sum, torch.ops.aten.mean)
 SEED = 0x5EED
 
 
@@ -45,6 +47,7 @@ class LossProbe:
         self._function, self._title, self._cut, self._sizes = function, title, cut, sizes
         self._after_run, self._seed = after_run, SEED
         self._draws, self._dtype = False, "float32"
+        self._metrics = MetricProbe()
 
     def find(self, models: Sequence[nn.Module], tell: Tell) -> MismatchError | None:
         """Return an error if the loss is not a mean over samples.
@@ -70,6 +73,18 @@ class LossProbe:
                 return None
         return _not_additive(finding, self._sizes, self._title)
 
+    def tell_of_metrics(self, tell: Tell) -> None:
+        """Tell of a metric that depends on the number of replicas. It trains nothing wrongly: it may be meant."""
+        found = None if self._draws else self._metrics.find(self._sizes)
+        if found is not None:
+            name, together, combined = found
+            tell(
+                f"the metric{f' {name!r}' if name else ''} of {self._title} depends on the number of replicas: on"
+                f" {sum(self._sizes)} samples it is {together:.6g}, and from {self._sizes[0]} and {self._sizes[1]} of"
+                f" them it would be {combined:.6g}; return (sum, count), or strategy.rows(tensor) and compute it from"
+                " the rows after strategy.backward"
+            )
+
     def _probe_with_seeds(self, number: int) -> list[Finding]:
         findings = []
         for seed in range(NUM_SEEDS):
@@ -85,6 +100,7 @@ class LossProbe:
                 before = digest_generators()
                 returned = read(self._function(*data), needs_graph=False)
                 self._draws |= digest_generators() != before
+            self._metrics.note(returned.metrics, start, stop)
         except Exception as error:
             self._after_run()
             raise RaisedInEvalMode from error
@@ -107,8 +123,11 @@ class _Terms(TorchDispatchMode):
         for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 self.is_16_bit |= value.element_size() == 2
-                if not value.ndim and (number := abs(value.item())) < float("inf"):
-                    self.largest = max(self.largest, number)
+                if not value.ndim:
+                    # What is added up may cancel out: the sum alone does not show how it was rounded.
+                    parts = args[0] if func.overloadpacket in _SUMS else value
+                    number = parts.abs().max().item() if parts.numel() else 0.0
+                    self.largest = max(self.largest, number if number < float("inf") else 0.0)
         return result
 
 

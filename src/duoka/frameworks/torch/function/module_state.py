@@ -6,7 +6,9 @@ samples leaves that as it is. A counter or a moving average becomes another one.
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from duoka.frameworks.torch.function.side_effects import own_attributes
+from duoka.frameworks.torch.function.side_effects import has_attributes, own_attributes
 
 _DEPTH, _MOST_ITEMS = 2, 64
+_MOST_NUMBERS = 1 << 22  # of a tensor that is looked at: a larger one is data
 _CLOSE = 1e-5  # relative to the largest number: some kernels of GPUs do not repeat their bits
 
 
@@ -38,22 +41,32 @@ def _read(models: Sequence[nn.Module]) -> Iterator[tuple[str, Any]]:
 
 
 def _copy(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not isinstance(value, nn.Parameter):
-        yield name, value.detach().clone()
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        yield name, value.copy()
+    if isinstance(value, torch.Tensor):
+        is_parameter = isinstance(value, nn.Parameter)
+        if value.layout is torch.strided and value.numel() <= _MOST_NUMBERS and not is_parameter:
+            yield name, value.detach().clone()
+    elif isinstance(value, np.ndarray):
+        if value.dtype != object and value.size <= _MOST_NUMBERS:
+            yield name, value.copy()
     elif isinstance(value, torch.Generator):
         yield name, value.get_state()
     elif isinstance(value, np.random.Generator):
         yield name, repr(value.bit_generator.state)
+    elif isinstance(value, np.random.RandomState):
+        yield name, repr(value.get_state(legacy=False))
+    elif isinstance(value, random.Random):
+        yield name, value.getstate()
     elif value is None or isinstance(value, bool | int | float | complex):
         yield name, value
-    elif isinstance(value, list | deque | dict):
+    elif isinstance(value, tuple | list | deque | dict | set):
         yield f"len({name})", len(value)
-        if depth:
+        if depth and not isinstance(value, set):
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, part in list(items)[:_MOST_ITEMS]:
+            for key, part in itertools.islice(list(items), _MOST_ITEMS):
                 yield from _copy(f"{name}[{key!r}]", part, depth - 1)
+    elif depth and has_attributes(value):
+        for key, part in list(vars(value).items()):
+            yield from _copy(f"{name}.{key}", part, depth - 1)
 
 
 def _is_equal(first: Any, second: Any) -> bool:

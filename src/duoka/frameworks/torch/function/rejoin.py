@@ -44,6 +44,7 @@ class Rejoin:
                 return
             joining.mark(_MARK, {})
             joining.pause()
+            joining.require_probation()
 
     def follow(self) -> bool:
         """Whether the members of the run, whom this worker is to join, train in function style."""
@@ -53,6 +54,7 @@ class Rejoin:
         if joining.jump_to_last(_MARK) is None:
             return False
         joining.pause()
+        joining.require_probation()
         self._has_begun = True
         return True
 

@@ -332,7 +332,8 @@ class EvaluationReader:
             requests = [self._requests.ask(number) for number in range(len(self._batches))]
             batches = self._shares.read_again([each for each in requests if each.shares[0][0] in replicas])
         wanted_numbers = (number for number in itertools.count() if number % self._num_replicas in replicas)
-        for number, (loaded, _) in zip(wanted_numbers, batches, strict=False):
+        # Batches first: a worker without replicas wants none, and draws the whole order all the same.
+        for (loaded, _), number in zip(batches, wanted_numbers, strict=False):
             ((replica, batch),) = loaded.items()
             yield replica, number, unwrap(batch)
 

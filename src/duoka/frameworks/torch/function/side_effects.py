@@ -27,7 +27,6 @@ _MOST_ITEMS = 64  # of a container that are looked at
 _NUMBERS = (bool, int, float, complex)
 _NONE = repr(None)
 _OF_MODULES = frozenset(vars(nn.Module()))  # `training`, and where parameters, buffers and hooks are kept
-_KEPT_IN_MODULES = (*_NUMBERS, torch.Tensor, np.ndarray, list, dict, deque, torch.Generator, np.random.Generator)
 _OTHER_IN_EVAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
@@ -44,6 +43,7 @@ class Watch:
     def __init__(self, function: Any, known: set[int]) -> None:
         self._function, self._known = function, known
         self._held: list[Any] = []  # tensors that were seen: no other one gets the id of one of them
+        self._num_iterators = 0  # that were seen
         self._containers: dict[str, Any] = {}
         self._before = self._look()
         self._after_first: Look | None = None
@@ -129,10 +129,14 @@ class Watch:
             yield name, None if value.gi_frame is None else value.gi_frame.f_lasti
             for key, part in inspect.getgeneratorlocals(value).items():
                 yield from self._mark(f"{name}.{key}", part, depth - 1)
+        elif depth == _DEPTH and isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+            # zip, map, itertools.cycle: they do not show where they are. A function names one to draw from it.
+            self._num_iterators += 1
+            yield f"{name}, an iterator", self._num_iterators
         elif depth and isinstance(value, dict):
             for key, part in itertools.islice(list(value.items()), _MOST_ITEMS):
                 yield from self._mark(f"{name}[{key!r}]", part, depth - 1)
-        elif depth and isinstance(value, list | deque):
+        elif depth and isinstance(value, tuple | list | deque):
             for position, part in enumerate(list(value)[:_MOST_ITEMS]):
                 yield from self._mark(f"{name}[{position}]", part, depth - 1)
         elif depth and hasattr(value, "__dict__") and not _is_code(value):
@@ -153,10 +157,16 @@ class Watch:
 
 
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what a module keeps beside its parameters, buffers and modules: numbers, tensors and lists of them."""
+    """Yield what a module keeps beside its parameters, buffers and modules."""
     for key, part in list(vars(module).items()):
-        if key not in _OF_MODULES and (part is None or isinstance(part, _KEPT_IN_MODULES)):
+        if key not in _OF_MODULES:
             yield key, part
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether an object of the script's own may keep numbers or tensors. Those of PyTorch are its own business."""
+    of_torch = type(value).__module__.partition(".")[0] == "torch"
+    return hasattr(value, "__dict__") and not _is_code(value) and not (of_torch or isinstance(value, nn.Module))
 
 
 def find_in_train_mode(function: Any, known: set[int]) -> dict[str, nn.Module]:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from duoka.errors import MismatchError
-from duoka.frameworks.torch.function.in_place import read_parameter_versions, refuse_changed_parameters, version_of
+from duoka.frameworks.torch.function.in_place import read_parameter_marks, refuse_changed_parameters, version_of
 from duoka.frameworks.torch.function.trained import Trained
+from duoka.frameworks.torch.tensors import as_bytes
 
 
 class UpdateGuard:
@@ -29,7 +30,7 @@ class UpdateGuard:
             parameter.grad = torch.zeros_like(parameter)
         self._expected = [parameter.grad for parameter in self._parameters]
         self._gradient_versions = self._read_gradient_versions()
-        self._versions = read_parameter_versions(self._parameters)
+        self._marks = read_parameter_marks(self._parameters)
         self._hook = register_optimizer_step_pre_hook(self._refuse_step)
         return self
 
@@ -37,17 +38,16 @@ class UpdateGuard:
         self._hook.remove()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        with torch.no_grad():
-            for parameter, value, version in zip(self._parameters, self._values, self._versions, strict=True):
-                if version_of(parameter) != version:
-                    parameter.copy_(value)
+        for parameter, value in zip(self._parameters, self._values, strict=True):
+            if not torch.equal(as_bytes(parameter), as_bytes(value)):  # not by versions: .data leaves them alone
+                parameter.data.copy_(value)
 
     def look(self) -> None:
         """Raise if the function has updated something since the block began."""
         are_same = all(p.grad is grad for p, grad in zip(self._parameters, self._expected, strict=True))
         if self._has_stepped or not are_same or self._read_gradient_versions() != self._gradient_versions:
             raise self._refusal()
-        refuse_changed_parameters(self._parameters, self._names, self._versions, self._title)
+        refuse_changed_parameters(self._parameters, self._names, self._marks, self._title)
 
     def _read_gradient_versions(self) -> list[int]:
         return [0 if gradient is None else version_of(gradient) for gradient in self._expected]

@@ -17,7 +17,6 @@ import torch
 
 from duoka.collectives.collective import Buffer, Collective, Exchange
 from duoka.errors import MismatchError
-from duoka.frameworks.exchange.checks import Checks
 from duoka.frameworks.torch.function.gradient_buffers import GradientBuffers
 from duoka.frameworks.torch.function.note import Note, Notes
 from duoka.frameworks.torch.function.trained import Trained
@@ -38,13 +37,12 @@ class PlainExchange:
         trained: Trained,
         find_share: Callable[[], Share],
         describe_rates: Callable[[], Sequence[str]],
-        checks: Checks | None = None,
         name: str = "plain",
         *,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._check = check  # whether a step may be computed here
-        self._collective, self._trained, self._checks, self._name = collective, trained, checks, name
+        self._collective, self._trained, self._name = collective, trained, name
         self._find_share, self._describe_rates = find_share, describe_rates
         self.number = 0  # of exchanges
         self.weighing = Weighing()
@@ -181,8 +179,6 @@ class PlainExchange:
     ) -> None:
         self._check()
         self.check_complete()
-        if self._checks is not None:
-            self._checks.at_border(self.number, self._trained.state)
         title = f"backward {self.number} in {share.title}{RATES}{', '.join(self._describe_rates()) or 'none'}"
         self.number += 1
         is_sent = False
