@@ -15,8 +15,7 @@ All of it with two replicas on one worker (R=2, W=1), one thread, after a warm-u
 
 - CPU of a call: time.thread_time of one `strategy.backward` on tensors, less that of its functions and backward passes.
 
-A contestant is a function that takes a strategy and a model, and returns a generator of finished global batches. A
-second style of training is one more function in CONTESTANTS.
+A contestant is a function that takes a strategy and a model, and returns a generator of finished global batches.
 """
 
 from __future__ import annotations
@@ -46,22 +45,6 @@ WARM_UP = 3  # global batches of each epoch that are not counted
 NUM_PARAMETERS = (4, 160, 1200)
 
 
-def plain_loop(strategy: Any, model: nn.Module, num_batches: int) -> Callable[[], Iterator[None]]:
-    """The loop of today: its body runs once for each replica of a global batch."""
-    optimizer = _optimizer(model)
-    model, optimizer, loader = strategy.prepare(model, optimizer, DataLoader(_data(num_batches), batch_size=BATCH))
-
-    def run() -> Iterator[None]:
-        for x, y in loader:
-            optimizer.zero_grad()
-            ((model(x) - y) ** 2).mean().backward()
-            optimizer.step()
-            if strategy.stepped:
-                yield
-
-    return run
-
-
 def function_style(strategy: Any, model: nn.Module, num_batches: int) -> Callable[[], Iterator[None]]:
     """`strategy.backward`: the loop runs once for a global batch, the function once for each replica."""
     optimizer = _optimizer(model)
@@ -80,7 +63,7 @@ def function_style(strategy: Any, model: nn.Module, num_batches: int) -> Callabl
     return run
 
 
-CONTESTANTS = {"function style": function_style, "plain loop": plain_loop}
+CONTESTANTS = {"function style": function_style}  # plain style needs one replica per worker
 
 
 def without_duoka(model: nn.Module, num_batches: int) -> Callable[[], Iterator[None]]:

@@ -51,17 +51,20 @@ def train(times: np.ndarray) -> list[float]:
     loader = DataLoader(TensorDataset(torch.randn(rows, 512), torch.randint(0, 10, (rows,))), batch_size=128)
     model, optimizer, loader = strategy.prepare(model, optimizer, loader)
     ends = []
-    for inputs, labels in loader:
+
+    def loss_of(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(inputs), labels)
+
+    for batch in strategy.batches(loader):
         is_struck = strategy.step == STRUCK
         if is_struck and strategy.worker == 1:
             session.collective.moment = lambda name: _die_soon(times) if name == "arriving" else None
         if is_struck and strategy.worker == 0 and times[0] == 0:
             _wait_for_death(times)
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
+        strategy.backward(loss_of, batch)
         optimizer.step()
-        if strategy.stepped:
-            ends.append(time.monotonic())
+        ends.append(time.monotonic())
     steps = np.diff(ends[WARM:STRUCK]).tolist()
     return [*steps, ends[STRUCK] - times[0]]
 
