@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.collectives.solo import solo
-from duoka.errors import MismatchError
 from tests.conftest import run_workers
 from tests.process import torch_never_silent as scripts
 from tests.process.scripts import DUOKA_RUN, run
 from tests.process.test_contract_torch import strategy_of
-from tests.process.test_torch_loops import adapter_for, make
 
 pytestmark = [pytest.mark.torch]
 PLAIN = ["--style", "plain"]
@@ -220,19 +217,6 @@ def test_a_scheduler_of_another_library_need_not_be_prepared():
     for error in errors_of("timm, prepared"):
         assert re.search(r"(?s)A CosineScheduler cannot be prepared, and need not be.*once per global batch", error)
         assert "leave it out of strategy.prepare" in error
-
-
-def test_more_replicas_than_workers_in_a_plain_loop_are_told_of_where_a_scheduler_is_refused():
-    alone = adapter_for(solo(2, available_bytes=lambda: 2**40))
-    model, optimizer, loader = alone.prepare(make())
-    scheduler = scripts.CosineScheduler(optimizer, 10)
-    with pytest.raises(MismatchError, match=r"(?s)need not be.*each of the 2 replicas: train by strategy\.backward"):
-        alone.prepare([scheduler])
-    with pytest.raises(MismatchError, match=r"(?s)learning rates differ.*Any other scheduler.*function style"):
-        for x, y in loader:
-            ((model(x) - y) ** 2).mean().backward()
-            optimizer.step()
-            scheduler.step()
 
 
 # Evaluations.
