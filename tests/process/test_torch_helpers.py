@@ -366,8 +366,8 @@ for _ in strategy.progress(range(3), desc="items"):
     last = re.findall(r"last (\S+)", ended.out)
     lines = [line for line in ended.err.splitlines() if not line.startswith("duoka:")]
     assert [re.sub(r"[\d.,]+ rows/s|[\d.]+ s$|[\d,.]+/s", "_", line) for line in lines] == [
-        f"epoch 1: 5/5 batches, _, loss {last[0]}, _",
-        f"epoch 2: 5/5 batches, _, loss {last[1]}, _",
+        f"epoch 1: 5/5, _, loss {last[0]}, _",
+        f"epoch 2: 5/5, _, loss {last[1]}, _",
         "items: 3/3, _, _",
     ]
 
@@ -390,7 +390,7 @@ for epoch in strategy.epochs(1):
     assert sum("━" in re.sub(r"\x1b\[[0-9;]*m", "", bar) for bar in bars) >= 3, text
     assert "\r\x1b[2Ka line of the script\r\n" in text, repr(text)
     assert text.count("a line of the script") == 1
-    assert re.search(r"\r\x1b\[2Kepoch 1: 5/5 batches, [\d.]+ rows/s, loss [\d.]+, [\d.]+ s\r\n", text), text
+    assert re.search(r"\r\x1b\[2Kepoch 1: 5/5, [\d.]+/s, loss [\d.]+, [\d.]+ s\r\n", text), text
 
 
 def run_on_terminal(directory: Path, source: str, timeout_s: float = START_S) -> str:
@@ -474,6 +474,7 @@ def test_a_plain_loop_can_use_all_helpers_in_one_script(tmp_path):
     assert first["accuracy"] == pytest.approx(first["right"]) and first["accuracy"] > 0.8
     assert len(first["losses"]) == 15
     assert re.search(r"^epoch 2: 5/5 batches, [\d,.]+ rows/s, loss [\d.]+, lr [\d.e-]+, ", ended.err, re.MULTILINE)
+    assert re.search(r"^test: 3/3 batches, [\d,.]+ rows/s, ", ended.err, re.MULTILINE), "no step is counted there"
 
 
 def test_every_error_that_the_page_names_exists():
