@@ -131,7 +131,6 @@ def _join(attached: Attachment) -> WorkerSession:
             collective.joining = Joining(collective, chronicle, identity.parcel, is_newcomer=is_newcomer)
         attached.work = lambda: meeting.work
         attached.standing = lambda: Standing(meeting.completed, meeting.steps)
-        attached.left_to = lambda: collective.left_to
         session = _sessions[os.getpid()] = WorkerSession(plan, identity.worker, collective)
         if plan.takes_snapshots and identity.snapshots:
             _take_snapshots(attached, session)

@@ -21,7 +21,7 @@ from duoka.frameworks.torch.tensors import as_bytes
 from tests.conftest import run_workers
 from tests.process import torch_later_calls  # noqa: F401 - it adds its cases
 from tests.process.test_contract_torch import strategy_of
-from tests.process.test_torch_loops import adapter_for
+from tests.process.test_prepare_torch import adapter_for
 from tests.process.torch_first_calls import FINE, LATE, NEVER, WARNED, WRONG
 
 pytestmark = [pytest.mark.torch]
@@ -175,3 +175,14 @@ def test_one_row_with_the_strides_of_its_table_is_read_as_any_other(dtype):
     model = nn.Module()
     model.register_buffer("row", row)
     assert TorchState([model], []).read(0).tolist() == as_bytes(plain).tolist()
+
+
+def test_a_loss_that_is_nan_names_the_replica_once(capsys):
+    adapter, model = adapter_for(solo(2, available_bytes=lambda: 2**40)), nn.Linear(6, 3)
+    adapter.prepare([model])
+    for _ in range(2):
+        x = torch.ones(8, 6)
+        x[-1] = float("nan")
+        adapter.backward(lambda x: model(x).mean(), [x], None, False)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "NaN" in line]
+    assert line == "duoka: the loss of replica 1 is NaN at call 1, and with it the whole gradient"

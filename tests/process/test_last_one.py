@@ -41,12 +41,16 @@ model = torch.nn.Linear(8, 2)
 loader = DataLoader(Rows(), batch_size=8)
 model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
 strategy.checkpoint(f"../saved-{kind}", every_steps=2)
+
+def loss_of(x, y):
+    return ((model(x) - y) ** 2).mean()
+
 for epoch in strategy.epochs(2):
-    for x, y in loader:
+    for batch in strategy.batches(loader):
         once(1, 5, signal.SIGKILL)
         once(0, 6, signal.SIGSTOP)
         optimizer.zero_grad()
-        ((model(x) - y) ** 2).mean().backward()
+        strategy.backward(loss_of, batch)
         optimizer.step()
         if kind == "sleeps" and strategy.step == 6:
             break

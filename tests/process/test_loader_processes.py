@@ -100,10 +100,14 @@ STRUCK = """
     model = torch.nn.Linear(8, 2)
     loader = DataLoader(Rows(), batch_size=8, num_workers=1)
     model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+
+    def loss_of(x, y):
+        return ((model(x) - y) ** 2).mean()
+
     for epoch in strategy.epochs(2):
-        for x, y in loader:
+        for batch in strategy.batches(loader):
             optimizer.zero_grad()
-            ((model(x) - y) ** 2).mean().backward()
+            strategy.backward(loss_of, batch)
             optimizer.step()
     strategy.print("hash", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest())
     """

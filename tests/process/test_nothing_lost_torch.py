@@ -71,12 +71,12 @@ def test_two_workers_killed_at_once_change_no_bit():
 
 def test_a_second_worker_killed_during_recovery_changes_no_bit():
     """The second one dies when it has begun to compute what the first one has left."""
-    check(Story((Strike(1, at_place="body", n=6), Strike(2, at_place="body", n=7, calls=30))))
+    check(Story((Strike(1, at_place="function", n=6), Strike(2, at_place="function", n=7, calls=30))))
 
 
 def test_all_workers_but_one_killed_change_no_bit():
-    check(Story(tuple(Strike(worker, at_place="body", n=4 + worker) for worker in (0, 1, 2))))
+    check(Story(tuple(Strike(worker, at_place="function", n=4 + worker) for worker in (0, 1, 2))))
 
 
 def test_the_last_step_is_not_lost():
-    check(Story((Strike(2, at_place="body", n=STEPS - 1),)))
+    check(Story((Strike(2, at_place="batch", n=STEPS - 1),)))

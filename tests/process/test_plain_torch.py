@@ -94,6 +94,7 @@ ERRORS = {
     "backward_after_a_plain_loop": "strategy.backward or strategy.batches was called after a plain loop",
     "no_sync_in_function_style": "strategy.no_sync was called in a script that trains by strategy.backward",
     "own_iteration": "Loader has an __iter__ of its own",
+    "sparse_buffer": "adjacency",
     "batches_of_a_sharded_loader": "a loader that was prepared with sharded=True",
 }
 LINES = {

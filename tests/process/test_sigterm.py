@@ -30,7 +30,7 @@ def signal_all(run: Run, *, supervisor_first: bool) -> int:
 def test_a_signal_to_every_process_of_a_run_lets_it_save_and_it_goes_on_to_the_bits_of_a_calm_one(
     loaders, supervisor_first, tmp_path
 ):
-    given = {"workers": 2, "replicas": 2, "loaders": loaders}
+    given = {"workers": 2, "loaders": loaders}
     run = start(tmp_path, directory="../saved", every_steps=1000, seconds=0.1, **given)
     run.wait_for("did 9 ", timeout_s=START_S)
     assert signal_all(run, supervisor_first=supervisor_first) >= 3 + 2 * loaders
@@ -57,7 +57,7 @@ def test_a_second_signal_to_the_same_worker_ends_the_run_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_steps_that_take_longer_than_the_deadline_are_waited_for_and_saved(tmp_path):
-    run = start(tmp_path, workers=2, replicas=2, directory="../saved", every_steps=1000, seconds=1.5, deadline_s=1)
+    run = start(tmp_path, workers=2, directory="../saved", every_steps=1000, seconds=1.5, deadline_s=1)
     run.wait_for("did 2 ", timeout_s=START_S)
     run.signal(signal.SIGTERM)
     ended = run.finish(START_S, LEAVES)
@@ -77,9 +77,10 @@ model = torch.nn.Linear(8, 2)
 loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.randn(8, 2)), batch_size=8)
 model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
 strategy.checkpoint("../saved")
-for x, y in loader:
-    strategy.print("asleep", flush=True)
-    time.sleep(100)
+for _ in strategy.epochs(1):
+    for x, y in loader:
+        strategy.print("asleep", flush=True)
+        time.sleep(100)
 """
 
 

@@ -148,13 +148,17 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 rows = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
 loader = torch.utils.data.DataLoader(rows, batch_size=12, shuffle=True)
 model, optimizer, loader = strategy.prepare(model, optimizer, loader)
+
+def loss_of(x, y):
+    return torch.nn.functional.mse_loss(model(x), y)
+
 for epoch in strategy.epochs(2):
-    for number, (x, y) in strategy.enumerate(loader):
-        if (epoch, number, strategy.worker) == (0, 5, 1) and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+    for batch in strategy.batches(loader):
+        if (epoch, batch.index, strategy.worker) == (0, 5, 1) and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
             open(sys.argv[1], "x").close()
             os.kill(os.getpid(), signal.SIGSTOP)
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
+        strategy.backward(loss_of, batch)
         optimizer.step()
 if strategy.is_main:
     state = [*model.parameters(), *(part for each in optimizer.state.values() for part in each.values())]

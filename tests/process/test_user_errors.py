@@ -104,21 +104,25 @@ class Rows(torch.utils.data.Dataset):
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 model, optimizer, loader = strategy.prepare(model, optimizer, torch.utils.data.DataLoader(Rows(), batch_size=16))
-for x, y in loader:
+
+def loss_of(x, y):
     if sys.argv[1] == "forward" and float(x[0, 0]) == 40:
         raise ValueError("row 40 is bad")
-    optimizer.zero_grad()
-    (model(x) - y).square().mean().backward()
-    optimizer.step()
-    if sys.argv[1] == "after" and float(x[0, 0]) == 28:
-        raise ValueError("row 28 is bad")
+    return (model(x) - y).square().mean()
 
-def count(batch):
-    if sys.argv[1] == "evaluate" and float(batch[0][0, 0]) >= 48:
+for batch in strategy.batches(loader):
+    optimizer.zero_grad()
+    strategy.backward(loss_of, batch)
+    optimizer.step()
+    if sys.argv[1] == "after" and batch.index == 1 and strategy.worker == 1:
+        raise ValueError("batch 1 is bad")
+
+def count(x, y):
+    if sys.argv[1] == "evaluate" and float(x[0, 0]) >= 48:
         raise ValueError("cannot count this")
-    if sys.argv[1] == "memory" and float(batch[0][0, 0]) >= 48:
+    if sys.argv[1] == "memory" and float(x[0, 0]) >= 48:
         torch.empty(1 << 50)
-    return batch[1].sum(), len(batch[1])
+    return y.sum(), len(y)
 
 strategy.evaluate(count, loader)
 """
@@ -128,36 +132,16 @@ strategy.evaluate(count, loader)
 @pytest.mark.parametrize(
     "where, line, shown",
     [
-        ("forward", "worker 1 (cpu:0/v1) failed in replica 2 at step 2:", "ValueError: row 40 is bad"),
-        pytest.param(
-            "after",
-            "worker 1 (cpu:0/v1) failed in replica 3 at step 1:",
-            "ValueError: row 28 is bad",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "dataset",
-            "worker 1 (cpu:0/v1) failed in replica 3 at step 3:",
-            "OSError: row 61 cannot be read",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "evaluate",
-            "worker 1 (cpu:0/v1) failed in replica 3 at step 4:",
-            "ValueError: cannot count this",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "memory",
-            "worker 1 (cpu:0/v1) failed in replica 3 at step 4:",
-            "DefaultCPUAllocator: can't allocate memory",
-            marks=pytest.mark.slow,
-        ),
+        ("forward", 3, "ValueError: row 40 is bad"),
+        pytest.param("after", 2, "ValueError: batch 1 is bad", marks=pytest.mark.slow),
+        pytest.param("dataset", 4, "OSError: row 61 cannot be read", marks=pytest.mark.slow),
+        pytest.param("evaluate", 1, "ValueError: cannot count this", marks=pytest.mark.slow),
+        pytest.param("memory", 1, "DefaultCPUAllocator: can't allocate memory", marks=pytest.mark.slow),
     ],
 )
-def test_errors_of_a_pytorch_script_name_replica_and_step(tmp_path, where, line, shown):
+def test_errors_of_a_pytorch_script_name_the_worker_and_end_with_its_own_traceback(tmp_path, where, line, shown):
     ended = start(tmp_path, TORCH, where).finish(START_S, leaves=["torchinductor_"])
-    check(ended, f"1 worker stopped because {line}", 'script.py", line', shown)
+    check(ended, f"1 worker stopped because worker 1 (cpu:0/v1) failed after step {line}:", 'script.py", line', shown)
 
 
 KERAS = """

@@ -1,4 +1,4 @@
-"""A PyTorch training that is struck: BatchNorm, dropout, Adam, a schedule, a short last batch, evaluations, means."""
+"""A PyTorch training that is struck: BatchNorm, dropout, Adam, a schedule, a short last batch, evaluations."""
 
 from __future__ import annotations
 
@@ -52,23 +52,26 @@ def train(strategy: Mirrored, victim: Victim, size: str) -> dict:
     victim.pass_by("before prepare")
     model, optimizer, scheduler, loader = strategy.prepare(model, optimizer, scheduler, loader)
     optimizer.register_step_pre_hook(lambda *_: victim.pass_by("update"))
-    before, after, scores = {}, {}, []
+    numbers = []
 
-    def measure(batch):
+    def measure(inputs, labels):
         victim.pass_by("evaluation")
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+        return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+    def loss_of(inputs, labels):
+        victim.pass_by("function")
+        loss = F.cross_entropy(model(inputs), labels)
+        return loss, {"square": loss.detach() ** 2}
 
     for _ in strategy.epochs(EPOCHS):
-        for inputs, labels in loader:
-            victim.pass_by("body")
+        for batch in strategy.batches(loader):
+            victim.pass_by("batch")
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
-            before[strategy.step] = strategy.mean(loss.detach() ** 2)
-            loss.backward()
+            loss, metrics = strategy.backward(loss_of, batch)
             optimizer.step()
             scheduler.step()
-            after[strategy.step] = strategy.mean(loss.item())
-        scores.append(strategy.evaluate(measure, test_loader))
+            numbers += [loss, metrics["square"]]
+        numbers.append(strategy.evaluate(measure, test_loader))
     victim.pass_by("end")
     calls = victim.calls
     victim.await_death()
@@ -76,7 +79,7 @@ def train(strategy: Mirrored, victim: Victim, size: str) -> dict:
         "sha256": digest(model, optimizer),
         "steps": strategy.step,
         "updates": sorted({int(state["step"]) for state in optimizer.state.values()}),
-        "numbers": [float(value) for value in (*before.values(), *after.values(), *scores)],
+        "numbers": [float(value) for value in numbers],
         "calls": calls,
     }
 

@@ -71,67 +71,38 @@ def shake(samples):
     return torch.stack(x) + torch.rand(1), torch.tensor(numbers)
 
 
-def cat(parts: list) -> torch.Tensor | None:
-    return torch.cat(parts) if parts else None
-
-
 def rows_seen(strategy, loader) -> list[int]:
-    """The numbers of the rows that all replicas together were given, as gathered."""
-    with torch.no_grad():
-        mine = cat([batch[-1] for batch in loader])
-    return [number for part in strategy.gather(mine) for number in part.tolist()]
+    """The numbers of the rows, in the order of the batches."""
+    return strategy.evaluate(lambda *batch: strategy.rows(batch[-1]), loader).tolist()
 
 
 def is_correct(model, batch) -> torch.Tensor:
     return model(batch[0]).argmax(1) == batch[1]
 
 
-# Loops over prepared loaders.
+# Rows.
 
 
 @scenario
 def predictions_in_order(strategy):
     model = strategy.prepare(make_model())
     found = {}
-    for rows in SIZES:
+    for rows in SIZES[:-1]:
         loader = strategy.prepare(DataLoader(make_data(rows), batch_size=8))
-        model.eval()  # without no_grad: that every prepared model is in eval mode is enough
-        parts = [(model(x).detach(), numbers) for x, _, numbers in loader]
-        gathered = strategy.gather(cat([out for out, _ in parts]))
-        numbers = strategy.gather(cat([numbers for _, numbers in parts]))
-        found[str(rows)] = {
-            "predictions": torch.cat([torch.empty(0, 4), *gathered]),
-            "numbers": torch.cat([torch.empty(0, dtype=torch.int64), *numbers]),
-        }
+        found[str(rows)] = strategy.evaluate(
+            lambda x, _, numbers: {"predictions": strategy.rows(model(x)), "numbers": strategy.rows(numbers)}, loader
+        )
     return found
-
-
-@scenario
-def sums_after_a_loop(strategy):
-    model, loader = strategy.prepare(make_model(), DataLoader(make_data(), batch_size=8))
-    correct = rows = 0
-    losses = []
-    with torch.no_grad():
-        for batch in loader:
-            correct += int(is_correct(model, batch).sum())
-            rows += len(batch[1])
-            losses.append(float(len(batch[1])))
-    mean_of_rows = strategy.mean(float(np.sum(losses)) / rows, rows)
-    return [int(strategy.sum(correct)), int(strategy.sum(rows)), float(mean_of_rows)]
 
 
 @scenario
 def order(strategy):
     shuffled = DataLoader(make_data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(9))
-    shuffled, dropping, stream = strategy.prepare(
-        shuffled,
-        DataLoader(make_data(), batch_size=8, drop_last=True),
-        DataLoader(Stream(37), batch_size=8),
-    )
+    dropping = strategy.prepare(DataLoader(make_data(), batch_size=8, drop_last=True))
     return {
         "shuffled": [rows_seen(strategy, shuffled), rows_seen(strategy, shuffled)],
         "drop_last": rows_seen(strategy, dropping),
-        "stream": sorted(rows_seen(strategy, stream)),
+        "stream": rows_seen(strategy, DataLoader(Stream(37), batch_size=8)),
     }
 
 
@@ -141,125 +112,12 @@ def batches_of_a_batch_sampler_are_not_mixed(strategy):
     data = [torch.full((2 + number // 10,), number) for number in range(37)]
     sampler = BatchSampler(SequentialSampler(data), 10, drop_last=False)
     loader = strategy.prepare(DataLoader(data, batch_sampler=sampler))
-    with torch.no_grad():
-        mine = cat([batch[:, 0] for batch in loader])
-    return torch.cat(strategy.gather(mine)).tolist()
-
-
-@scenario
-def random_numbers(strategy):
-    """Augmentation, in loader processes and here; draws in the loop; and what is drawn afterwards."""
-    found = {}
-    for num_workers in (0, 2):
-        torch.manual_seed(7)
-        random.seed(7)
-        np.random.seed(7)
-        loader = DataLoader(Noisy(), batch_size=8, num_workers=num_workers, collate_fn=shake)
-        loader = strategy.prepare(loader)
-        with torch.no_grad():
-            mine = [x.sum(1) + torch.rand(1) + random.random() for x, _ in loader]
-        gathered = torch.cat(strategy.gather(torch.cat(mine)))
-        after = [torch.rand(1).item(), random.random(), np.random.rand()]
-        # Whoever broke out of a loop, or kept an iterator, draws the same as all others, too.
-        with torch.no_grad():
-            for _ in loader:
-                torch.rand(1 + strategy.worker)
-                break
-        found[str(num_workers)] = {"values": gathered, "after": [*after, torch.rand(1).item()]}
-        assert len(set(gathered.tolist())) == 37
-    return found
-
-
-@scenario
-def loops_within_loops(strategy):
-    loader, other = (strategy.prepare(DataLoader(make_data(), batch_size=8)) for _ in range(2))
-    with torch.no_grad():
-        together = [(a[-1], b[-1]) for a, b in zip(loader, other, strict=True)]
-    assert all(torch.equal(a, b) for a, b in together)
-    return [float(strategy.sum(sum(len(a) for a, _ in together))), torch.rand(1).item()]
-
-
-@scenario
-def collectives_are_refused_inside_and_work_again_afterwards(strategy):
-    loader = strategy.prepare(DataLoader(make_data(), batch_size=8))
-    calls = {
-        "sum": lambda: strategy.sum(1.0),
-        "mean": lambda: strategy.mean(1.0),
-        "gather": lambda: strategy.gather(1.0),
-        "barrier": strategy.barrier,
-        "sum_over_replicas": lambda: strategy.sum_over_replicas(lambda replica: 1.0),
-        "evaluate": lambda: strategy.evaluate(lambda batch: (1, 1), loader),
-    }
-    refused = {}
-    with torch.no_grad():
-        for name, call in calls.items():
-            for _ in loader:
-                try:
-                    call()
-                except MismatchError as error:
-                    refused[name] = f"strategy.{name} was called inside an evaluation loop" in str(error)
-                break
-        assert float(strategy.sum(1.0)) == strategy.num_workers  # after a break
-        for _ in loader:
-            pass
-        assert float(strategy.sum(1.0)) == strategy.num_workers  # at its end
-        try:
-            for _, _batch in enumerate(loader):
-                raise KeyError("in the loop")
-        except KeyError:
-            assert float(strategy.sum(1.0)) == strategy.num_workers  # after an error, still being handled
-        next(iter(loader))
-        assert float(strategy.sum(1.0)) == strategy.num_workers
-    return refused
-
-
-@scenario
-def an_iterator_that_is_kept_can_be_forgotten(strategy):
-    loader = strategy.prepare(DataLoader(make_data(), batch_size=8))
-    with torch.no_grad():
-        kept = iter(loader)
-        next(kept)
-    try:
-        strategy.sum(1.0)
-        is_refused = False
-    except MismatchError as error:
-        is_refused = "An iterator that you keep" in str(error)
-    strategy._adapter.evaluation.forget_open_loops()
-    drawn = torch.rand(1).item()
-    del kept
-    return [is_refused, float(strategy.sum(1.0)) == strategy.num_workers, drawn, torch.rand(1).item()]
-
-
-@scenario
-def training_goes_on_as_if_nothing_had_been_evaluated(strategy):
-    weights = []
-    for evaluates in (False, True):
-        model = make_model(dropout=0.3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        loader = DataLoader(make_data(), batch_size=8, shuffle=True)
-        torch.manual_seed(1)
-        own = type(strategy)()  # counts its steps and epochs from zero
-        model, optimizer, loader = own.prepare(model, optimizer, loader)
-        for _ in range(2):
-            for x, y, _ in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-                if evaluates and own.stepped:
-                    own.evaluate(lambda batch, model=model: (is_correct(model, batch).sum(), len(batch[1])), loader)
-                    assert model.training
-            if evaluates:
-                with torch.no_grad():
-                    for x, _, _ in loader:
-                        model(x)
-        weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-    assert torch.equal(*weights)
-    return weights[1]
+    return strategy.evaluate(lambda batch: strategy.rows(batch[:, 0]), loader).tolist()
 
 
 @scenario
 def blocks_for_the_main_worker_only(strategy):
-    """They run locally, in whatever mode the model is, and nobody waits."""
+    """They run locally, and no worker waits."""
     model = make_model(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(2))
@@ -267,17 +125,16 @@ def blocks_for_the_main_worker_only(strategy):
     shapes = []
 
     def look():
-        for is_training in (False, True):
-            model.train(is_training)
-            with torch.no_grad():
-                shapes.append(list(model(x).shape))
+        model.eval()
+        with torch.no_grad():
+            shapes.append(list(model(x).shape))
         model.train()
 
     if strategy.is_main:
         look()
-    for features, labels, _ in loader:
+    for batch in strategy.batches(loader):
         optimizer.zero_grad()
-        F.cross_entropy(model(features), labels).backward()
+        strategy.backward(lambda features, labels, _: F.cross_entropy(model(features), labels), batch)
         optimizer.step()
         if strategy.is_main:
             look()
@@ -287,8 +144,7 @@ def blocks_for_the_main_worker_only(strategy):
         with torch.no_grad():
             assert sum(len(batch[1]) for batch in DataLoader(make_data(), batch_size=8)) == 37
     assert bool(shapes) == strategy.is_main and all(shape == [10, 4] for shape in shapes)
-    digest = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    return torch.stack(strategy.gather([digest] * len(strategy.local_replicas)))
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 # sum, mean and gather of one value for all replicas of a worker.
@@ -415,16 +271,9 @@ def a_stream_that_draws(strategy):
     """All workers read the same values, whatever each of them draws between two batches."""
     found = []
     for num_workers in (0, 1):
-        loader = DataLoader(NoisyStream(), batch_size=8, num_workers=num_workers)
-        whole = strategy.evaluate(lambda batch: (batch[0].double().sum(0) + torch.rand(1).item(), 1), loader)
-        prepared = strategy.prepare(loader)
-        rows = []
-        with torch.no_grad():
-            for x, numbers in prepared:
-                rows += [[float(number), *row.tolist()] for row, number in zip(x, numbers, strict=True)]
-                torch.rand(1 + strategy.worker)
-        gathered = torch.cat(strategy.gather(torch.tensor(rows)))
-        found += [whole, gathered[gathered[:, 0].argsort()], torch.rand(1).item()]
+        loader = strategy.prepare(DataLoader(NoisyStream(), batch_size=8, num_workers=num_workers))
+        found.append(strategy.evaluate(lambda batch: (batch[0].double().sum(0) + torch.rand(1).item(), 1), loader))
+        found += [strategy.evaluate(lambda x, _: strategy.rows(x), loader), torch.rand(1).item()]
     return found
 
 

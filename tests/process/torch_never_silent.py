@@ -378,7 +378,9 @@ def gradient_penalty(strategy: Any, words: list[str]) -> dict[str, Any]:
 
 
 def synced_batchnorm(strategy: Any, words: list[str]) -> dict[str, Any]:
-    return mnist(type(strategy)(respawn=False, sync_batchnorm=True), ["--batchnorm"])
+    if strategy is not None:
+        strategy = type(strategy)(respawn=False, sync_batchnorm=True)
+    return mnist(strategy, ["--batchnorm", *words])
 
 
 def unknown_scheduler(strategy: Any, words: list[str]) -> dict[str, Any]:

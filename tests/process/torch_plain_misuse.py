@@ -197,3 +197,10 @@ def one_sample_under_batchnorm(strategy: Any) -> None:
     model, loader = strategy.prepare(model, DataLoader(samples(32), 3))
     for x, y in loader:
         F.cross_entropy(model(x), y).backward()
+
+
+@case
+def sparse_buffer(strategy: Any) -> None:
+    model = network()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    strategy.prepare(model)

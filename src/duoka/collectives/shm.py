@@ -58,7 +58,6 @@ class SharedMemory(Collective):
         self._held = 0
         self._number = 0
         self._failure: BaseException | None = None
-        self.left_to: dict[int, int] = {}  # main workers, and the last call before which things were left to them
         self._named: dict[tuple[int, np.dtype[Any], str], SharedBuffer] = {}
 
     @property
@@ -78,10 +77,7 @@ class SharedMemory(Collective):
         if not is_between:
             return self.worker == self.main
         self.meeting.end_work()
-        main = self.meeting.read_main()
-        if self.worker != main:
-            self.left_to[main] = self.next_number
-        return self.worker == main
+        return self.worker == self.meeting.read_main()
 
     @property
     def own_replicas(self) -> tuple[int, ...]:

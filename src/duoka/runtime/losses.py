@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from duoka.checkpoint.memory_snapshot import Entry, SnapshotMemory
-from duoka.collectives.board import Row
 from duoka.collectives.decision import Difference
 from duoka.devices.memory_limit import explain_death
 from duoka.errors import DuokaError
@@ -41,21 +40,6 @@ class History:
         return None if self.snapshots is None else self.snapshots.ledger.newest()
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A main worker that was lost before it had come to the end of its script."""
-
-    text: str
-    signal: int
-    worker: int
-    row: Row
-
-    def is_missed_by(self, result: dict[str, Any]) -> bool:
-        """Whether one that has finished left things to it which it has not come past, and no step has followed."""
-        left_before = int(result["left_to"].get(str(self.worker), 0))
-        return left_before > self.row.begun and int(result["steps"]) <= self.row.steps + 1
-
-
 class Losses:
     def __init__(
         self,
@@ -71,7 +55,6 @@ class Losses:
         self._plan, self._crew, self._members, self._shutdown = plan, crew, members, shutdown
         self._outcome, self._history, self._say, self._clock = outcome, history, say, clock
         self._last_death: Death | None = None
-        self._unfinished: list[Unfinished] = []
         self._shortage = MemoryShortage()
 
     # One that was ended by a signal.
@@ -97,7 +80,7 @@ class Losses:
 
     def _go_on_without(self, worker: Worker, text: str, number: int) -> None:
         self._outcome.lost.append((worker.number, number))
-        self._note_unfinished(worker, text, number)
+        was_main = self._move_main(worker)
         respawn, num_survivors = self._members.respawn, len(self._crew.list_running())
         if self._members.has_running_original():
             # One that finished too early, and was found out after another loss, has been left out at that one.
@@ -120,7 +103,7 @@ class Losses:
         if num_survivors:
             self._dismiss_juniors(0 if has_finished else 128 + number)
         if has_finished:
-            self._outcome.last_line = f"{text}; the others have finished."
+            self._end_after_others(text, number, was_main=was_main)
             return
         self._outcome.exit_code = 128 + number
         self._outcome.last_line = f"{text}; no worker is left."
@@ -133,39 +116,27 @@ class Losses:
             else:
                 self._outcome.way_back = self._find_way(what)
 
+    def _end_after_others(self, text: str, number: int, *, was_main: bool) -> None:
+        """The last worker is lost in what its script does at the end."""
+        self._outcome.last_line = f"{text}; the others have finished."
+        if was_main:
+            self._outcome.exit_code = 128 + number
+            self._outcome.last_line += (
+                " It was the main worker, so what only the main worker prints and writes may be missing."
+            )
+
     def _has_finished(self, worker: Worker, lost: Worker) -> bool:
         """Whether this one has come to the end of its script: a junior may have left too early."""
         is_junior, steps = self._members.is_junior(worker.number), self._crew.board.read(lost.number).steps
         return worker.state is State.LEFT and (not is_junior or worker.standing.steps >= steps)
 
-    def _note_unfinished(self, worker: Worker, text: str, number: int) -> None:
-        """The main one is lost before it has come to the end of its script: another one is it from now on."""
+    def _move_main(self, worker: Worker) -> bool:
+        """Returns whether this was the main worker, and had not finished. Another one prints and saves from now on."""
         board = self._crew.board
-        if worker.number != board.read_main() or worker.result is not None:
-            return
-        if not board.read_work(worker.number).is_under_way:  # else it was past what it prints and writes
-            self._unfinished.append(Unfinished(text, number, worker.number, board.read(worker.number)))
-        if self._members.has_running_original():
+        is_main = worker.number == board.read_main() and worker.result is None
+        if is_main and self._members.has_running_original():
             board.move_main(self._members.find_main())
-
-    def see_end(self) -> None:
-        """All have ended. What a main one was lost in, with the last step or after it, others may have left to it."""
-        outcome = self._outcome
-        if outcome.exit_code or outcome.failed_worker is not None or self._shutdown.has_begun:
-            return
-        for lost in self._unfinished:
-            if any(lost.is_missed_by(result) for result in outcome.results.values()):
-                self._end_without(lost)
-
-    def _end_without(self, lost: Unfinished) -> None:
-        what = f"{lost.text}, and was the main one: what it alone prints and writes at the end may be missing"
-        self._outcome.exit_code = 128 + lost.signal
-        self._outcome.last_line = (
-            f"{what}. The weights of the others are right. strategy.save and model.save are made up for by others;"
-            " with strategy.checkpoint a run ends once more by itself."
-        )
-        if self._history.kept is not None:
-            self._outcome.way_back = self._find_way(what)
+        return is_main
 
     def _fail_for(self, worker: Worker, error: DuokaError) -> None:
         """End the run with an error that a dead worker could not raise itself."""

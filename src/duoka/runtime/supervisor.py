@@ -74,7 +74,6 @@ class Supervisor:
             raise
         finally:
             self._close()
-        self._losses.see_end()
         self._outcome.states = {w.number: w.state for w in self._crew.workers.values()}
         return self._outcome
 

@@ -47,7 +47,6 @@ class Attachment:
     link: SocketLink
     standing: Callable[[], Standing] = Standing
     work: Callable[[], Work | None] = lambda: None
-    left_to: Callable[[], dict[int, int]] = dict  # main workers, and the last call before which they were left things
     checks_at_end: list[Callable[[], None]] = field(default_factory=list)  # of the script, before it counts as done
     recorder: Recorder | None = None  # in a run of `duoka rehearse`
 
@@ -100,8 +99,7 @@ def run_body(attached: Attachment, body: Callable[[], object]) -> int:
         code = _INTERRUPTED
     flush_streams()
     if code == 0:
-        left_to = {str(main): call for main, call in attached.left_to().items()}
-        attached.link.send({"kind": "done", "left_to": left_to} | asdict(attached.standing()))
+        attached.link.send({"kind": "done"} | asdict(attached.standing()))
     return code
 
 

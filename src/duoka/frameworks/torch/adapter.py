@@ -289,7 +289,7 @@ class TorchAdapter(Training):
     @property
     def position(self) -> tuple[int, int] | None:
         share = self._loop.share
-        return None if share is None else (self._num_steps, share.total)
+        return None if share is None else (self._loop.num_batches, share.total)
 
     @property
     def num_replicas(self) -> int:

@@ -53,6 +53,7 @@ class PlainLoop:
         self._shares: dict[int, Share] = {}  # by loop: of the batch under way in it
         self._outside: KeptGenerators | None = None  # the generators outside of loops, while one is under way
         self._num_walks = 0
+        self.num_batches = 0  # of all loops
 
     def walk(self, batches: Batches) -> Iterator[Any]:
         """Begin a pass over a loader; what an iterator draws when it is made is drawn now."""
@@ -87,6 +88,7 @@ class PlainLoop:
                 if is_evaluation and not own.num_samples:
                     continue
                 self._shares[key] = own
+                self.num_batches += 1
                 self._owner.begin_batch()
                 self._enter(loader_pass.number, batch.index)
                 yield samples
