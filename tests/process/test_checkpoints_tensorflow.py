@@ -26,7 +26,8 @@ import duoka
 
 given = json.loads(sys.argv[1])
 kind = given.get("kind", "graph")
-strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0), respawn=False)
+replicas, seed = given.get("replicas", 4), given.get("seed", 0)
+strategy = duoka.Mirrored(devices=given["workers"], replicas=replicas, seed=seed, respawn=False)
 if "directory" in given:
     strategy.checkpoint(given["directory"], every_steps=given.get("every", 3))
 keras.utils.set_random_seed(3)
