@@ -24,6 +24,7 @@ from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.decision import Regrouped
+from duoka.collectives.kept import Kept
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
 from duoka.collectives.trial import Hearing, Kind, Trial, is_something, kind_of
@@ -91,6 +92,7 @@ class SharedExchange(Exchange):
         self._dealing = collective.dealing
         self._homes = self._dealing.homes
         self._folded: set[int] = set()
+        self._kept: dict[int, Kept] = {}
         self._complete: set[Node] = set()
         self._staged: set[Node] = set()
         self._deposited: set[int] = set()
@@ -133,6 +135,21 @@ class SharedExchange(Exchange):
     def _known(self, buffer: Buffer) -> Any:
         assert buffer in self._buffers, "a buffer of this exchange"
         return buffer
+
+    def own_slice(self, buffer: Buffer, replica: int) -> slice | None:
+        """Of a worker with one replica: partial sums of several are made in the slots. A newcomer's are compared."""
+        placement = self._dealing.placement
+        is_only = placement.replicas_of(self._collective.worker) == (replica,) and replica in self._homes
+        if self.is_small or self._carry is not None or self._hearing.kind is not None or not is_only:
+            return None
+        return self._known(buffer).slice_of(self._homes, replica) if len(placement.partials) > 1 else None
+
+    def keep(self, buffer: Buffer, kept: Kept) -> None:
+        """After a loss it stays as it is, like a slot: only lost replicas are computed again, and written wholly."""
+        self._kept[id(buffer)] = kept
+
+    def find_kept(self, buffer: Buffer) -> Kept | None:
+        return self._kept.get(id(buffer))
 
     def deposit(self, replica: int, note: bytes = b"") -> None:
         assert replica in self.missing, f"replica {replica} is not awaited here"
@@ -261,7 +278,7 @@ class SharedExchange(Exchange):
         for home in self._homes:
             if home not in self._folded and self._dealing.placement.owner(home) == self._collective.worker:
                 for buffer in self._buffers:
-                    buffer.reduce_slice(self._dealing.placement, self._homes, home)
+                    buffer.reduce_slice(self._dealing.placement, self._homes, home, self._kept.get(id(buffer)))
                 self._folded.add(home)
                 self._moment("reducing")
 
