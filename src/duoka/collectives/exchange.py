@@ -142,7 +142,7 @@ class SharedExchange(Exchange):
         return buffer
 
     def own_slice(self, buffer: Buffer, replica: int) -> slice | None:
-        """Of a worker with one replica: partial sums of several are made in the slots. Those of a shadow are compared."""
+        """Of a worker with one replica: partial sums of several are made in the slots. A shadow's are compared."""
         placement = self._dealing.placement
         is_only = placement.replicas_of(self._collective.worker) == (replica,) and replica in self._homes
         if self.is_small or self._carry is not None or self._shadowing is not None or not is_only:
