@@ -145,7 +145,7 @@ class SharedExchange(Exchange):
         """Of a worker with one replica: partial sums of several are made in the slots. A shadow's are compared."""
         placement = self._dealing.placement
         is_only = placement.replicas_of(self._collective.worker) == (replica,) and replica in self._homes
-        if self.is_small or self._carry is not None or self._shadowing is not None or not is_only:
+        if self.is_small or self._carry is not None or self._compares_juniors or not is_only:
             return None
         return self._known(buffer).slice_of(self._homes, replica) if len(placement.partials) > 1 else None
 
