@@ -11,7 +11,7 @@ from duoka.devices.settings import keep_first_gpus, limit_devices, read_settings
 from duoka.devices.virtual import choose
 from duoka.errors import LaunchError
 from duoka.here import list_here
-from duoka.runtime.environment import foreign_launcher, respawn_asked, threads_given, transport_asked
+from duoka.runtime.environment import foreign_launcher, threads_given, transport_asked
 from duoka.runtime.plan import Plan, choose_transport, read_flag, read_seconds, read_whole_number, threads_per_worker
 from duoka.runtime.run import describe_plan
 from duoka.runtime.seeds import seed_everything
@@ -58,7 +58,7 @@ def make_plan(request: Request, command_line: tuple[str, ...] = ()) -> Plan:
         command_line=command_line,
         here=_without_holders(inventory.devices),
         allow_growth=allow_growth,
-        respawn=request.respawn and respawn_asked(os.environ),
+        respawn=request.respawn,
         snapshot_s=LEAST_S if request.snapshot else None,
         logical_cpus=settings.num_cpus,
         hides_cards=len(counted.devices) < len(inventory.devices),

@@ -18,7 +18,9 @@ import duoka
 
 given = json.loads(sys.argv[1])
 # Before Keras is imported: the process becomes the supervisor here, which has no use for it.
-strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0))
+strategy = duoka.Mirrored(
+    devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0), respawn=False
+)
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402

@@ -21,7 +21,7 @@ import copy, hashlib, json, os, signal, sys, time
 import duoka
 
 given = json.loads(sys.argv[1])
-strategy = duoka.Mirrored(devices=given.get("workers", 2), replicas=given.get("replicas", 3))
+strategy = duoka.Mirrored(devices=given.get("workers", 2), replicas=given.get("replicas", 3), respawn=False)
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -96,7 +96,7 @@ strategy.print("hash", digest.hexdigest(), state.count, state.best, state.histor
 
 def start(place: Path, *launcher: str, **given) -> Run:
     command = [*(launcher or PYTHON), str(write(place, SCRIPT)), json.dumps(given)]
-    return Run(place, command, env={"DUOKA_RESPAWN": "0"})
+    return Run(place, command)
 
 
 def hash_of(ended: Ended) -> str:

@@ -21,7 +21,7 @@ BACKENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("t
 def start(place: Path, backend: str, log: str = "logs", **given) -> Run:
     (place / log).mkdir(parents=True, exist_ok=True)
     given |= {"folder": str(place / log)}
-    env = {"DUOKA_RESPAWN": "0", "KERAS_BACKEND": backend}
+    env = {"KERAS_BACKEND": backend}
     return Run(place, [*PYTHON, str(SCRIPT), json.dumps(given)], env=env)
 
 

@@ -26,7 +26,8 @@ import duoka
 
 given = json.loads(sys.argv[1])
 kind = given.get("kind", "graph")
-strategy = duoka.Mirrored(devices=given["workers"], replicas=given.get("replicas", 4), seed=given.get("seed", 0))
+replicas, seed = given.get("replicas", 4), given.get("seed", 0)
+strategy = duoka.Mirrored(devices=given["workers"], replicas=replicas, seed=seed, respawn=False)
 if "directory" in given:
     strategy.checkpoint(given["directory"], every_steps=given.get("every", 3))
 keras.utils.set_random_seed(3)
@@ -98,7 +99,7 @@ strategy.print("hash", digest.hexdigest(), float(np.random.rand()), strategy.ste
 def start(place: Path, **given) -> Run:
     environ = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
     command = [*PYTHON, str(write(place, SCRIPT)), json.dumps(given)]
-    return Run(place, command, env=environ | {"DUOKA_RESPAWN": "0", "KERAS_BACKEND": "tensorflow"})
+    return Run(place, command, env=environ | {"KERAS_BACKEND": "tensorflow"})
 
 
 def hash_of(ended: Ended) -> str:

@@ -23,7 +23,7 @@ import tensorflow as tf
 import duoka
 
 given = json.loads(sys.argv[1])
-strategy = duoka.Mirrored(devices=given["workers"], replicas=given["workers"])
+strategy = duoka.Mirrored(devices=given["workers"], replicas=given["workers"], respawn=given.get("respawn", False))
 if "directory" in given:
     strategy.checkpoint(given["directory"], every_steps=3)
 keras.utils.set_random_seed(3)
@@ -118,10 +118,10 @@ print("weights", weight.numpy().tolist() == [1.0] * 12)
 """
 
 
-def start(place: Path, script: str, respawn: str = "0", **given) -> Run:
+def start(place: Path, script: str, **given) -> Run:
     environ = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
     command = [*PYTHON, str(write(place, script)), json.dumps(given)]
-    return Run(place, command, env=environ | {"DUOKA_RESPAWN": respawn, "KERAS_BACKEND": "tensorflow"})
+    return Run(place, command, env=environ | {"KERAS_BACKEND": "tensorflow"})
 
 
 def hash_of(ended: Ended) -> str:
@@ -142,7 +142,7 @@ def test_one_replica_goes_on_after_sigterm_with_the_bits_of_a_calm_loop(tmp_path
 
 def test_a_worker_lost_in_a_step_with_two_updates_sends_all_back_to_the_checkpoint_and_the_bits_are_the_same(tmp_path):
     calm = hash_of(start(tmp_path, IN_TURNS, workers=2).finish(START_S, LEAVES))
-    run = start(tmp_path, IN_TURNS, respawn="1", workers=2, directory="../saved", dies=True)
+    run = start(tmp_path, IN_TURNS, respawn=True, workers=2, directory="../saved", dies=True)
     ended = run.finish(150, LEAVES)
     assert "all workers start anew, and go back to the checkpoint of step 9" in " ".join(ended.err.split()), ended.err
     assert hash_of(ended) == calm

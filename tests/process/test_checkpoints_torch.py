@@ -21,7 +21,7 @@ import duoka
 
 given = json.loads(sys.argv[1])
 asked = {"seed": given.get("seed", 0), "deadline_s": given.get("deadline_s", 60)}
-strategy = duoka.Mirrored(devices=given["workers"], **asked)
+strategy = duoka.Mirrored(devices=given["workers"], respawn=False, **asked)
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,7 +61,7 @@ strategy.print("hash", digest.hexdigest(), scheduler.get_last_lr(), strategy.ste
 
 
 def start(place: Path, **given) -> Run:
-    return Run(place, [*PYTHON, str(write(place, SCRIPT)), json.dumps(given)], env={"DUOKA_RESPAWN": "0"})
+    return Run(place, [*PYTHON, str(write(place, SCRIPT)), json.dumps(given)])
 
 
 def hash_of(ended: Ended) -> str:

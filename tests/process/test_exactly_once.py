@@ -17,10 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from duoka.collectives.arrays import weigh
+from duoka.collectives.kept import Kept
 from duoka.collectives.solo import solo
 from tests.conftest import run_workers
 
 STEPS = 6
+WEIGHT = 1 / 3  # of each replica
 SIZES = {"small": 500, "large": 60_000}  # floats: one meeting, or two with the work shared by slices
 
 
@@ -41,6 +44,7 @@ class Story:
     num_replicas: int
     size: str
     strikes: tuple[Strike, ...]
+    keeps: bool = False  # what only this worker reads, in memory of its own
 
 
 def gradient(replica: int, step: int, weights: np.ndarray) -> np.ndarray:
@@ -49,7 +53,30 @@ def gradient(replica: int, step: int, weights: np.ndarray) -> np.ndarray:
     return (weights * np.float32(1.0 + 0.1 * replica) + np.sin(phase)).astype(np.float32)
 
 
-def train(collective, size: str, strikes: tuple[Strike, ...]) -> dict:
+def write(exchange, buffer, replica: int, values: np.ndarray, *, keeps: bool) -> bool:
+    """Returns whether the worker has kept a part of them."""
+    slot = exchange.slot(buffer, replica)
+    weigh(values, WEIGHT, slot)
+    own = exchange.own_slice(buffer, replica) if keeps else None
+    if own is None:
+        return False
+    slot[own] = np.nan  # nobody may read it before it is added up
+    half = values.size // 2
+    exchange.keep(buffer, Kept(replica, own, [(0, values[:half]), (half + 5, values[half + 5 :])], WEIGHT, []))
+    slot[half : half + 5] = values[half : half + 5] * np.float32(WEIGHT)  # a gap between two arrays
+    return True
+
+
+def read(exchange, buffer) -> np.ndarray:
+    """The sum, in memory of this worker's own as far as it has kept something."""
+    result, kept = np.array(exchange.result(buffer)), exchange.find_kept(buffer)
+    for begin, part in kept.inside() if kept is not None else ():
+        assert result[begin : begin + part.size].tobytes() == part.tobytes(), "all workers have the same sum"
+        result[begin : begin + part.size] = part
+    return result
+
+
+def train(collective, size: str, strikes: tuple[Strike, ...], keeps: bool = False) -> dict:
     mine = [strike for strike in strikes if strike.worker == collective.worker]
     moments = 0
 
@@ -67,23 +94,24 @@ def train(collective, size: str, strikes: tuple[Strike, ...]) -> dict:
             _kill_between_receivers(collective.meeting._mailbox, strike.announcement)
     buffers = [collective.buffer(SIZES[size], "f4"), collective.buffer(1, "i8")]
     weights = np.zeros(SIZES[size], np.float32)
-    applied = 0
+    applied = num_kept = 0
     for step in range(STEPS):
         exchange = collective.exchange(buffers)
         while True:
             for replica in exchange.missing:
-                exchange.slot(buffers[0], replica)[:] = gradient(replica, step, weights)
+                num_kept += write(exchange, buffers[0], replica, gradient(replica, step, weights), keeps=keeps)
                 exchange.slot(buffers[1], replica)[:] = 10**step
                 exchange.deposit(replica, b"%d/%d" % (step, replica))
             if exchange.commit():
                 break
         assert exchange.notes == [b"%d/%d" % (step, r) for r in range(collective.num_replicas)]
-        weights -= np.float32(0.05) * exchange.result(buffers[0])
+        weights -= np.float32(0.05) * read(exchange, buffers[0])
         applied += int(exchange.result(buffers[1])[0])
         collective.end_step()
     if any(strike.after_s is not None for strike in mine):
         time.sleep(20)  # its death comes after the last step
-    return {"sha256": hashlib.sha256(weights.tobytes()).hexdigest(), "applied": applied, "moments": moments}
+    found = {"sha256": hashlib.sha256(weights.tobytes()).hexdigest(), "applied": applied}
+    return found | {"moments": moments, "kept": num_kept}
 
 
 def _kill_later(seconds: float) -> None:
@@ -138,7 +166,7 @@ def write_story(seed: int) -> Story:
 
 
 def check(story: Story) -> None:
-    launched = run_workers(story.num_workers, story.num_replicas, train, story.size, story.strikes)
+    launched = run_workers(story.num_workers, story.num_replicas, train, story.size, story.strikes, story.keeps)
     told = f"{story}: {launched.outcome}"
     assert launched.outcome.exit_code == 0, told
     assert sorted(worker for worker, _ in launched.outcome.lost) == sorted(s.worker for s in story.strikes), told
@@ -148,6 +176,8 @@ def check(story: Story) -> None:
     for worker, result in launched.results.items():
         assert result["sha256"] == expected["sha256"], f"worker {worker}: {told}"
         assert result["applied"] == expected["applied"], f"worker {worker}: {told}"
+        is_kept = story.keeps and story.num_workers == story.num_replicas and story.size == "large"
+        assert bool(result["kept"]) == is_kept, f"worker {worker}: {told}"
 
 
 @pytest.mark.parametrize("block", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 20))])
@@ -160,6 +190,33 @@ def test_workers_killed_at_random_moments_change_no_bit(block):
 def test_a_worker_killed_at_each_moment_in_turn_changes_no_bit(size):
     for moment in range(5 * 3):  # three steps, moment by moment
         check(Story(2, 2, size, (Strike(moment % 2, moment=moment),)))
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_a_worker_killed_at_each_moment_changes_no_bit_where_workers_keep_their_own_slices(num_workers):
+    for moment in range(5 * 3):
+        check(Story(num_workers, num_workers, "large", (Strike(moment % num_workers, moment=moment),), keeps=True))
+
+
+def test_a_second_worker_killed_during_recovery_changes_no_bit_where_workers_keep_their_own_slices():
+    for later in range(7, 12):
+        check(Story(3, 3, "large", (Strike(0, moment=6), Strike(2, moment=later)), keeps=True))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_announcement_cut_short_changes_no_bit_where_workers_keep_their_own_slices(victim):
+    for announcement in range(STEPS):
+        check(Story(2, 2, "large", (Strike(victim, announcement=announcement),), keeps=True))
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 4, 5])
+def test_a_calm_run_of_workers_that_keep_their_own_slices_has_the_bits_of_one(num_replicas):
+    """A worker of several replicas makes their partial sums in the slots, and keeps nothing."""
+    launched = run_workers(2, num_replicas, train, "large", (), True)
+    expected = calm(num_replicas, "large")
+    kept = {worker: result.pop("kept") for worker, result in launched.results.items()}
+    assert kept == {0: STEPS * (num_replicas == 2), 1: STEPS * (num_replicas < 4)}
+    assert all(result["sha256"] == expected["sha256"] for result in launched.results.values())
 
 
 @pytest.mark.parametrize("size", list(SIZES))

@@ -118,7 +118,7 @@ def test_a_replacement_that_stays_for_fifty_steps_keeps_every_bit_and_is_never_m
     [
         ("a counter", "computed other gradients than worker 1 from the same samples and weights", "computed other"),
         ("an error", "failed with LookupError: nothing here in replica 0", "nothing here"),
-        pytest.param("a learning rate", "called 'exchange of ", "theirs: ", marks=pytest.mark.slow),
+        pytest.param("a learning rate", "called 'exchange strategy.backward(", "theirs: ", marks=pytest.mark.slow),
         pytest.param("a best value", "failed with TypeError (unsupported operand", "TypeError", marks=pytest.mark.slow),
     ],
 )

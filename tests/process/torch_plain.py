@@ -310,3 +310,112 @@ def in_eval_mode(strategy: Any) -> Found:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
     return {"weights": weights(model)}
+
+
+class Tied(nn.Module):
+    """One weight twice, and a layer that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last, self.never = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 2),
+            nn.Linear(3, 3),
+        )
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@scenario
+def tied_and_unused(strategy: Any) -> Found:
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(), 16))
+    for _ in epochs(strategy):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return {"weights": weights(model), "unused": model.never.weight.grad is None}
+
+
+@scenario
+def statistics(strategy: Any) -> Found:
+    """Frozen ones keep what they had learned; others are means over samples, whatever the count of the loss."""
+    frozen, trained = nn.BatchNorm1d(8, dtype=torch.float32), nn.BatchNorm1d(8, momentum=1.0)
+    frozen.running_mean.normal_()
+    learned = [buffer.clone() for buffer in frozen.buffers()]
+    model = nn.Linear(8, 2)
+    both = nn.ModuleList([frozen, model, trained])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    both, optimizer, loader = prepare(strategy, both, optimizer, DataLoader(samples(48), 16))
+    frozen.eval()
+    weigh = (lambda loss, count: loss) if strategy is None else strategy.weigh
+    for _ in epochs(strategy):
+        for x, y in loader:
+            trained(x)
+            optimizer.zero_grad()
+            weigh(F.cross_entropy(model(frozen(x.float()).double()), y), 50 * len(y)).backward()
+            optimizer.step()
+    is_kept = all(torch.equal(*pair) for pair in zip(frozen.buffers(), learned, strict=True))
+    return {"weights": weights(model), "kept": is_kept, "means": trained.running_mean.tolist()}
+
+
+@scenario
+def several_kinds(strategy: Any) -> Found:
+    """A complex parameter, a scale that only the optimizer holds, and a layer that is added later."""
+    model = nn.ParameterDict({"turn": nn.Parameter(torch.ones(8, dtype=torch.complex128))})
+    turn, scale, head = model["turn"], nn.Parameter(torch.ones(())), nn.Linear(8, 2)
+    optimizer = torch.optim.SGD([turn, scale, *head.parameters()], lr=0.05)
+    model, head, optimizer, loader = prepare(strategy, model, head, optimizer, DataLoader(samples(), 16))
+    for epoch in epochs(strategy):
+        if epoch == 1:
+            head.add_module("more", nn.Linear(8, 8, bias=False))
+            nn.init.eye_(head.more.weight)
+            optimizer.add_param_group({"params": head.more.parameters()})
+        for x, y in loader:
+            optimizer.zero_grad()
+            hidden = (x.to(turn.dtype) * turn).abs() * scale
+            hidden = head.more(hidden) if epoch else hidden
+            F.cross_entropy(head(hidden), y).backward()
+            optimizer.step()
+    return {"weights": [*torch.view_as_real(turn.detach()).flatten().tolist(), scale.item(), *weights(head)]}
+
+
+@scenario
+def scaled(strategy: Any) -> Found:
+    """Two losses overflow: a GradScaler skips these steps on all workers, and halves its scale."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=4)
+    model, optimizer, scaler, loader = prepare(strategy, model, optimizer, scaler, DataLoader(samples(), 16))
+    for _ in epochs(strategy):
+        for x, y in loader:
+            optimizer.zero_grad()
+            huge = 1e306 if scaler.get_scale() > 2.0**14 else 1.0
+            scaler.scale(F.cross_entropy(model(x), y) * huge).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return {"weights": weights(model), "scale": scaler.get_scale()}
+
+
+@scenario
+def evaluated(strategy: Any) -> Found:
+    """Loops without gradients that are left in the middle; what is drawn afterwards is the same on all workers."""
+    model = network()
+    model, loader = prepare(strategy, model, DataLoader(samples(48), 16, shuffle=True))
+    correct = rows = 0
+    with torch.no_grad():
+        for x, y in loader:
+            torch.rand(len(x))
+            correct, rows = correct + int((model(x).argmax(1) == y).sum()), rows + len(y)
+        for x, _ in loader:
+            torch.rand(len(x) + (0 if strategy is None else strategy.worker))
+            break
+    if strategy is None or strategy.replicas == 1:
+        return {"sums": [correct, rows]}
+    own = [int(strategy.sum(correct)), int(strategy.sum(rows))]
+    return {"sums": own, "drawn": torch.rand(1).item()}

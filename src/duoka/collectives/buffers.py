@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from duoka.collectives.arena import PAGE, Arena, round_to_pages
-from duoka.collectives.arrays import Array, add
+from duoka.collectives.arrays import Array, add, weigh
 from duoka.collectives.collective import Buffer
+from duoka.collectives.kept import Kept
 from duoka.errors import MismatchError
 from duoka.topology.placement import Placement
 from duoka.topology.tree import Node, additions
@@ -60,12 +61,32 @@ class SharedBuffer(Buffer):
         left, right = self._slots[into.start], self._slots[other.start]
         add(left, right, out=left)
 
-    def reduce_slice(self, placement: Placement, homes: Sequence[int], home: int) -> None:
-        """Add up this home's slice of all partial sums, over the home's own slice."""
-        start, stop = self._slice(homes, home)
-        nodes = placement.partials
+    def reduce_slice(self, placement: Placement, homes: Sequence[int], home: int, kept: Kept | None = None) -> None:
+        """Add up this home's slice of all partial sums, over the home's own slice. `kept`: what is not in it yet."""
+        own = self.slice_of(homes, home)
+        nodes, stop = placement.partials, own.stop
         if len(nodes) == 1:
             return
+        # From the end: what was computed last, and may lie in the cache, stands at the start.
+        for begin, array in reversed(list(kept.inside()) if kept is not None and kept.replica == home else []):
+            assert kept is not None
+            self._reduce_range(nodes, begin + array.size, stop, home)
+            self._reduce_kept(nodes, begin, array, kept.weight, home)
+            stop = begin
+        self._reduce_range(nodes, own.start, stop, home)
+
+    def _reduce_kept(self, nodes: tuple[Node, ...], begin: int, array: Array, weight: float, home: int) -> None:
+        step = _PIECE_BYTES // self.dtype.itemsize
+        for start in reversed(range(0, array.size, step)):
+            piece = array[start : start + step]
+            place = slice(begin + start, begin + start + piece.size)
+            slot = self._slots[home][place]
+            with np.errstate(all="ignore"):
+                weigh(piece, weight, slot)
+            self._reduce_range(nodes, place.start, place.stop, home)
+            piece[:] = slot
+
+    def _reduce_range(self, nodes: tuple[Node, ...], start: int, stop: int, home: int) -> None:
         if len(nodes) == 2:
             left, right = (self._slots[node.start][start:stop] for node in nodes)
             add(left, right, out=self._slots[home][start:stop])
@@ -113,10 +134,11 @@ class SharedBuffer(Buffer):
             self._results[key] = result
         return self._results[key]
 
-    def _slice(self, homes: Sequence[int], home: int) -> tuple[int, int]:
+    def slice_of(self, homes: Sequence[int], home: int) -> slice:
+        """What the worker of this home adds up."""
         begin, end = self._page_range(len(homes), list(homes).index(home))
         size = self.dtype.itemsize
-        return min(begin // size, self.count), min(end // size, self.count)
+        return slice(min(begin // size, self.count), min(end // size, self.count))
 
     def _page_range(self, parts: int, position: int) -> tuple[int, int]:
         pages = max(PAGE, round_to_pages(self.nbytes)) // PAGE

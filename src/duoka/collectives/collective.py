@@ -17,6 +17,7 @@ import numpy as np
 
 from duoka.collectives.arrays import Array
 from duoka.collectives.decision import Difference
+from duoka.collectives.kept import Kept
 from duoka.topology.placement import Placement
 
 if TYPE_CHECKING:
@@ -94,6 +95,18 @@ class Exchange(ABC):
     @abstractmethod
     def deposit(self, replica: int, note: bytes = b"") -> None:
         """This replica's slots are written. The note travels along and reaches all workers."""
+
+    def own_slice(self, buffer: Buffer, replica: int) -> slice | None:
+        """The part of this replica's slot that only this worker reads, so that it can be kept. None: nothing."""
+        return None
+
+    def keep(self, buffer: Buffer, kept: Kept) -> None:
+        """Leave these numbers out of the slot. They are added up where they are, and hold the sum afterwards."""
+        raise NotImplementedError
+
+    def find_kept(self, buffer: Buffer) -> Kept | None:
+        """What this worker has kept."""
+        return None
 
     def compare_juniors(self) -> None:
         """From now on, and before any slot is asked for: a replica of an original worker is `missing` on juniors, too.

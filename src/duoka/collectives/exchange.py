@@ -7,6 +7,9 @@ What makes it exactly-once:
   owners, into the slots of the lost.
 - A slice that its home has already added up stays: it was made from complete parts. The slices of the
   dead are added up again by whoever now runs their home, from parts that were deposited again.
+- A worker with one replica may keep the slice of its home in its own memory (see `kept.py`): nobody else reads that
+  part of its slot before the sum. It stays as it is after a loss, too; whoever computes a lost replica again writes
+  all of it.
 - Slots are not written for the next step before every living worker has said that it took the result,
   so whoever comes late finds it.
 """
@@ -24,6 +27,7 @@ from duoka.collectives.arrays import Array, add
 from duoka.collectives.buffers import SharedBuffer
 from duoka.collectives.collective import Buffer, Exchange
 from duoka.collectives.decision import Difference, Regrouped
+from duoka.collectives.kept import Kept
 from duoka.collectives.meeting import ARRIVED, REDUCED, Meeting
 from duoka.collectives.shadow import Shadowing, compare, tell_other_bits
 from duoka.collectives.staging import SLOT_BYTES, Staging, check_note
@@ -91,6 +95,7 @@ class SharedExchange(Exchange):
         self._dealing = collective.dealing
         self._homes = self._dealing.homes
         self._folded: set[int] = set()
+        self._kept: dict[int, Kept] = {}
         self._complete: set[Node] = set()
         self._staged: set[Node] = set()
         self._deposited: set[int] = set()
@@ -135,6 +140,21 @@ class SharedExchange(Exchange):
     def _known(self, buffer: Buffer) -> Any:
         assert buffer in self._buffers, "a buffer of this exchange"
         return buffer
+
+    def own_slice(self, buffer: Buffer, replica: int) -> slice | None:
+        """Of a worker with one replica: partial sums of several are made in the slots. A shadow's are compared."""
+        placement = self._dealing.placement
+        is_only = placement.replicas_of(self._collective.worker) == (replica,) and replica in self._homes
+        if self.is_small or self._carry is not None or self._compares_juniors or not is_only:
+            return None
+        return self._known(buffer).slice_of(self._homes, replica) if len(placement.partials) > 1 else None
+
+    def keep(self, buffer: Buffer, kept: Kept) -> None:
+        """After a loss it stays as it is, like a slot: only lost replicas are computed again, and written wholly."""
+        self._kept[id(buffer)] = kept
+
+    def find_kept(self, buffer: Buffer) -> Kept | None:
+        return self._kept.get(id(buffer))
 
     def deposit(self, replica: int, note: bytes = b"") -> None:
         assert replica in self.missing, f"replica {replica} is not awaited here"
@@ -264,7 +284,7 @@ class SharedExchange(Exchange):
         for home in self._homes:
             if home not in self._folded and self._dealing.placement.owner(home) == self._collective.worker:
                 for buffer in self._buffers:
-                    buffer.reduce_slice(self._dealing.placement, self._homes, home)
+                    buffer.reduce_slice(self._dealing.placement, self._homes, home, self._kept.get(id(buffer)))
                 self._folded.add(home)
                 self._moment("reducing")
 

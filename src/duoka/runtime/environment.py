@@ -83,11 +83,6 @@ def transport_asked(environ: Mapping[str, str]) -> str | None:
     return text or None
 
 
-def respawn_asked(environ: Mapping[str, str]) -> bool:
-    """DUOKA_RESPAWN=0, as `duoka run --no-respawn` sets it: lost workers are not to come back."""
-    return environ.get("DUOKA_RESPAWN", "1") != "0"
-
-
 def foreign_launcher(environ: Mapping[str, str]) -> str | None:
     """The launcher that has already started several copies of this script, if one has."""
     for name, (number, count) in _LAUNCHERS.items():

@@ -316,8 +316,8 @@ class Mirrored(Loops, Saving):
         """The mean over all replicas, weighted by `count` (rows, tokens). A count of zero leaves a value out.
 
         One value stands for all replicas of this worker together, with one count; without a count it weighs as many
-        times as there are such replicas. In a plain loop of PyTorch it weighs as many times as the worker has samples in
-        the batch. A list has one value, and one count, for each of `local_replicas`.
+        times as there are such replicas. In a plain loop of PyTorch it weighs as many times as the worker has samples
+        in the batch. A list has one value, and one count, for each of `local_replicas`.
         """
         is_idle = self._is_idle("mean")
         if count is None and not isinstance(value, (list, tuple)):

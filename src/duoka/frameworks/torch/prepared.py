@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from duoka.errors import CheckpointError
-from duoka.frameworks.torch.given import Given, describe, list_changes
+from duoka.frameworks.torch.hyperparameters import Hyperparameters, describe, list_changes
 
 OBJECTS = ("optimizers", "schedulers", "scalers")  # what has a state_dict of its own
 
@@ -24,12 +24,12 @@ class Prepared:
     optimizers: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
-    given: dict[str, list[Given]] = field(default_factory=lambda: {kind: [] for kind in OBJECTS})
+    hyperparameters: dict[str, list[Hyperparameters]] = field(default_factory=lambda: {kind: [] for kind in OBJECTS})
 
     def add(self, kind: str, thing: Any) -> None:
         """An optimizer, a scheduler or a scaler, as the script has made it."""
         getattr(self, kind).append(thing)
-        self.given[kind].append(describe(thing))
+        self.hyperparameters[kind].append(describe(thing))
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers of all models, each once, also those that a state_dict leaves out."""
@@ -64,14 +64,16 @@ class Prepared:
                     f"it has {had} {kind}, and {have} {'is' if have == 1 else 'are'} prepared here",
                     "prepare the same objects before restoring, or begin a new run in another directory.",
                 )
-            for number, pair in enumerate(zip(self.given[kind], saved["given"][kind], strict=True), 1):
+            for number, pair in enumerate(
+                zip(self.hyperparameters[kind], saved["hyperparameters"][kind], strict=True), 1
+            ):
                 _compare_classes(f"{kind.removesuffix('s')} {number}", *(each["class"] for each in pair))
         for number, (optimizer, had) in enumerate(zip(self.optimizers, saved["optimizers"], strict=True), 1):
             _compare_groups(number, optimizer, had)
 
-    def list_changes(self, saved: dict[str, list[Given]]) -> list[str]:
+    def list_changes(self, saved: dict[str, list[Hyperparameters]]) -> list[str]:
         """The values that this script gives to its optimizers, schedulers and scalers, and the saved run did not."""
-        kinds = [(kind.removesuffix("s"), self.given[kind], saved[kind]) for kind in OBJECTS]
+        kinds = [(kind.removesuffix("s"), self.hyperparameters[kind], saved[kind]) for kind in OBJECTS]
         return [line for kind, here, there in kinds for line in list_changes(kind, here, there)]
 
 

@@ -316,7 +316,9 @@ class Attempt:
                 self._calls.synced_part = SyncedPart(1, factor)
             backward(total, self._scaler, self._device, retain_graph=position < len(groups) - 1)
             gradients = list(map(_GRAD, self._parameters))
-            unused = self._buffers[position].write(self._exchange, replica, gradients, factor)
+            unused = self._buffers[position].write(
+                self._exchange, replica, gradients, factor, can_change=len(groups) == 1
+            )
             set_gradients(self._parameters, itertools.repeat(None))
             if used is not None:
                 if unused:

@@ -16,11 +16,15 @@ import numpy as np
 import torch
 
 from duoka.collectives.collective import Buffer, Collective, Exchange
+from duoka.collectives.kept import Kept
 from duoka.frameworks.torch.layout import Layout, numpy_dtype
 from duoka.frameworks.torch.sparse import as_sparse, write_sparse
 
 # For map: loops over parameters are in every step, and run in C.
 _GRAD, _DTYPE, _IS_SPARSE = map(operator.attrgetter, ("grad", "dtype", "is_sparse"))
+# Nothing is kept where PyTorch does not have it. It is in use there for graphs of CUDA.
+_count_uses = getattr(torch._C, "_storage_Use_Count", None)
+_USES_OF_ONE = 2  # the tensor's, and that of the storage in Python
 _LARGE = 1 << 14  # elements: from here on, a second pass over memory costs more than a call
 
 
@@ -57,6 +61,10 @@ class GradientBuffers:
         ]
         self._device = parameters[0].device if parameters else torch.device("cpu")
         self._slots: dict[int, _Views] = {}
+        large = range(self._num_small, len(order))
+        self._large_starts = [self._layout.places[place][1] for place in large]
+        is_plain = self._layout.dtypes in ((torch.float32,), (torch.float64,)) and not self._has_tables
+        self._can_keep = is_plain and self._device.type == "cpu" and {*large}.isdisjoint(self._strided) and bool(large)
 
     def _count_small(self) -> list[int]:
         """How many elements at the start of each flat buffer belong to small parameters."""
@@ -99,8 +107,18 @@ class GradientBuffers:
         for flat in self._views(exchange, replica)[0]:
             flat.zero_()
 
-    def write(self, exchange: Exchange, replica: int, gradients: Sequence[torch.Tensor | None], weight: float) -> bool:
+    def write(
+        self,
+        exchange: Exchange,
+        replica: int,
+        gradients: Sequence[torch.Tensor | None],
+        weight: float,
+        *,
+        can_change: bool = False,
+    ) -> bool:
         """Write a replica's gradients, weighted. Parameters without a gradient count as zero.
+
+        `can_change`: these tensors are nobody else's, and may become those that `take` returns.
 
         Returns:
             Whether there were such parameters.
@@ -111,10 +129,26 @@ class GradientBuffers:
             sources = ordered[: self._num_small]
             if not any(map(_IS_SPARSE, sources)):
                 self._copy_small(flats, small_views, sources, weight)
-                for place in range(self._num_small, len(ordered)):
-                    _write_large(ordered[place], weight, views[place], None)
+                large = ordered[self._num_small :]
+                if not (can_change and self._can_keep and self._keep(exchange, replica, flats[0], large, weight)):
+                    for place, gradient in enumerate(large, self._num_small):
+                        _write_large(gradient, weight, views[place], None)
                 return False
         return self._write_some(flats, views, gradients, weight)
+
+    def _keep(
+        self, exchange: Exchange, replica: int, flat: torch.Tensor, gradients: Sequence[Any], weight: float
+    ) -> bool:
+        """Write only what other workers add up, and let the rest become its sum in the gradients themselves."""
+        own = exchange.own_slice(self.buffers[0], replica)
+        if own is None or not all(map(_is_exclusive, gradients, itertools.repeat(flat.dtype))):
+            return False
+        arrays = [gradient.numpy().reshape(-1) for gradient in gradients]
+        kept = Kept(replica, own, list(zip(self._large_starts, arrays, strict=True)), weight, gradients)
+        for begin, part in kept.outside():
+            torch.mul(torch.from_numpy(part), weight, out=flat[begin : begin + part.size])
+        exchange.keep(self.buffers[0], kept)
+        return True
 
     def _copy_small(
         self, flats: list[torch.Tensor], views: list[torch.Tensor], sources: Sequence[Any], weight: float
@@ -158,6 +192,8 @@ class GradientBuffers:
 
     def take(self, exchange: Exchange, divisor: float | None) -> list[torch.Tensor]:
         """Copy the sums to memory of this worker's own: new at every call, as the script may keep the last one."""
+        if self._can_keep and (kept := exchange.find_kept(self.buffers[0])) is not None:
+            return self._take_kept(exchange.result(self.buffers[0]), kept, divisor)
         parts: list[Sequence[torch.Tensor]] = []
         flats: list[torch.Tensor] = []
         for buffer, templates, size, dtype in zip(
@@ -171,6 +207,16 @@ class GradientBuffers:
             return self._with_strides(flats, list(parts[0]))
         remaining = [iter(views) for views in parts]
         return self._with_strides(flats, [next(remaining[group]) for group, _, _ in self._layout.places])
+
+    def _take_kept(self, result: Any, kept: Kept, divisor: float | None) -> list[torch.Tensor]:
+        small = torch.empty(self._small_sizes[0], dtype=self._layout.dtypes[0])
+        _copy(result[: small.numel()], small, divisor)
+        for begin, part in kept.outside():
+            _copy(result[begin : begin + part.size], torch.from_numpy(part), divisor)
+        for _, part in kept.inside() if divisor is not None else ():
+            np.divide(part, part.dtype.type(divisor), out=part)
+        views = torch._utils._unflatten_dense_tensors(small, self._templates[0][: self._num_small])
+        return [*self._with_strides([small], list(views)), *kept.owners]
 
     def show(self, sums: Sequence[torch.Tensor], used: np.ndarray | None) -> None:
         """Add the sums to `p.grad`, as autograd would. `used`: of which parameters; None: of all."""
@@ -198,6 +244,15 @@ _Views = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 def set_gradients(parameters: Sequence[torch.Tensor], gradients: Iterable[torch.Tensor | None]) -> None:
     """Set `p.grad` of these parameters."""
     deque(map(setattr, parameters, itertools.repeat("grad"), gradients), maxlen=0)
+
+
+def _is_exclusive(gradient: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether nothing else shares its memory: autograd hands one tensor, seen in two shapes, to two parameters."""
+    if _count_uses is None or gradient.layout != torch.strided or gradient.dtype != dtype:
+        return False
+    storage = gradient.untyped_storage()
+    is_whole = gradient.is_contiguous() and storage.nbytes() == gradient.nbytes
+    return is_whole and _count_uses(storage._cdata) == _USES_OF_ONE
 
 
 def _is_dense(parameter: torch.Tensor) -> bool:

@@ -35,7 +35,7 @@ class TrainState:
         tensors = self._name_tensors()
         state: dict[str, Any] = {kind: [thing.state_dict() for thing in getattr(prepared, kind)] for kind in OBJECTS}
         return state | {
-            "given": prepared.given,
+            "hyperparameters": prepared.hyperparameters,
             "tensors": tensors,
             "gradients": {
                 name: tensor.grad.to_dense()
@@ -58,7 +58,7 @@ class TrainState:
         """Raise where the state does not fit to this script. Returns the values that the script gives otherwise."""
         self._prepared.check(self._name_tensors(), state["tensors"], state)
         self._calls.check(state["calls"])
-        return self._prepared.list_changes(state["given"])
+        return self._prepared.list_changes(state["hyperparameters"])
 
     def put(self, state: dict[str, Any], registered: RegisteredState, *, is_again: bool) -> None:
         """Put it in place, completely. `is_again`: a second time, where the interrupted loop continues."""
@@ -90,7 +90,7 @@ class TrainState:
         is_on_the_way = not is_again and state["position"]["place"] != BETWEEN
         restore_generators(state["generators_at_epoch" if is_on_the_way else "generators"])
         self._at_epoch = state["generators_at_epoch"]
-        prepared.given = state["given"]
+        prepared.hyperparameters = state["hyperparameters"]
 
     def _name_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of models, and parameters that only an optimizer holds."""

@@ -8,77 +8,6 @@ import pytest
 
 from tests.process.scripts import PYTHON, Ended, Run, write
 
-TORCH = """
-import hashlib, os, signal, sys, time
-from pathlib import Path
-import duoka
-
-kind, stop_at, kill_at, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-strategy = duoka.Mirrored(devices=2, replicas=2)
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-killed, ready = directory / "killed", directory / "ready"
-is_newcomer = killed.exists() and strategy.worker == 1
-
-class Stopper:
-    bad, best = 0, torch.full((), float("inf"))
-
-    def see(self, value):
-        self.bad, self.best = self.bad + 1, torch.minimum(self.best, value)
-
-    def state_dict(self):
-        return {"bad": self.bad, "best": self.best}
-
-    def load_state_dict(self, state):
-        self.bad, self.best = state["bad"], state["best"]
-
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 2)
-loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randn(32, 2)), batch_size=8)
-model, optimizer, loader = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
-stopper = Stopper()
-strategy.also(stopper=stopper)
-if kind == "resumed":
-    strategy.checkpoint(directory / "saved", every_steps=2)
-
-def train(scale):
-    for x, y in loader:
-        optimizer.zero_grad()
-        (scale * ((model(x) - y) ** 2).mean()).backward()
-        optimizer.step()
-        if not strategy.stepped:
-            continue
-        stopper.see(model.weight.detach().abs().sum())
-        if strategy.step == stop_at:
-            sys.exit(9)
-        if strategy.step == kill_at and strategy.worker == 1 and not is_newcomer:
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        end = time.monotonic() + 120
-        while strategy.step == kill_at + 4 and not ready.exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        if kill_at > 0:
-            time.sleep(0.02)
-
-for _ in range(2) if kind == "range" else strategy.epochs(2):
-    train(1.0)
-if kind == "resumed":
-    scale = 1 + stopper.bad / 10
-    for _ in strategy.epochs(1):
-        train(scale)
-scale = 1.0
-if stopper.bad >= 8 and stopper.best < 100:  # not so in a script that has trained nothing
-    scale = 0.5 + strategy.sum(0.25)
-if is_newcomer:
-    ready.touch()
-for _ in range(12):
-    train(scale + stopper.bad / 100)
-digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
-print("ends", stopper.bad, float(stopper.best).hex(), digest)
-"""
-
-
 TENSORFLOW = """
 import os, signal, sys, time
 from pathlib import Path
@@ -108,7 +37,7 @@ with strategy.scope():
     model, optimizer = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]), keras.optimizers.SGD(0.01)
 data = strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8))
 stopper = Stopper()
-strategy.also(stopper=stopper)
+strategy.register(stopper=stopper)
 if kind == "resumed":
     strategy.checkpoint(directory / "saved", every_steps=2)
 
@@ -165,20 +94,6 @@ def check(tmp_path: Path, script: str, kind: str, stop_at: int, kill_at: int) ->
     assert "worker 1 (cpu:0/v1) has rejoined at step " in ended.err, ended.err
     said = [[line for line in ended.log(worker).splitlines() if line.startswith("ends ")] for worker in range(2)]
     assert len(said[0]) == 1 and said[0] == said[1], ended.err
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "stop_at", "kill_at"),
-    [
-        ("epochs", -1, 14),
-        pytest.param("range", -1, 14, marks=pytest.mark.slow),
-        pytest.param("resumed", 18, 26, marks=pytest.mark.slow),  # loops that are over are left out by all
-    ],
-)
-def test_a_pytorch_worker_that_comes_back_decides_by_its_objects_as_the_others_did(kind, stop_at, kill_at, tmp_path):
-    check(tmp_path, TORCH, kind, stop_at, kill_at)
 
 
 @pytest.mark.tensorflow

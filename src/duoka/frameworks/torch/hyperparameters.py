@@ -1,6 +1,6 @@
-"""What a script gives to its optimizers, schedulers and scalers, as they are when they are prepared.
+"""Hyperparameters of optimizers, schedulers and scalers, as the script has set them when it prepares them.
 
-A state that is put back brings its own values, as everywhere in PyTorch. What a script gives otherwise is named.
+A restored state brings its own values, as everywhere in PyTorch. Those that the script sets otherwise are named.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-Given = dict[str, Any]
+Hyperparameters = dict[str, Any]
 # What changes while a run trains, or follows from the rest.
-_NO_GIFTS = {"params", "initial_lr", "base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter"}
+_CHANGING = {"params", "initial_lr", "base_lrs", "last_epoch", "best", "num_bad_epochs", "cooldown_counter"}
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-def describe(thing: Any) -> Given:
+def describe(thing: Any) -> Hyperparameters:
     """Its class, and the plain values of its state, by name."""
     state = thing.state_dict()
     is_off = isinstance(thing, torch.amp.GradScaler) and not state
@@ -30,12 +30,12 @@ def _list_values(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "_schedulers":  # of one that is made of others
             for number, inner in enumerate(value, 1):
                 yield from ((f"{number}. {inner_name}", text) for inner_name, text in _list_values(inner))
-        elif name not in _NO_GIFTS and not name.startswith("_") and (text := _as_text(value)) is not None:
+        elif name not in _CHANGING and not name.startswith("_") and (text := _as_text(value)) is not None:
             yield name, text
     for number, group in enumerate(groups, 1):
         prefix = f"group {number} " if len(groups) > 1 else ""
         for name, value in group.items():
-            if name not in _NO_GIFTS and (text := _as_text(value)) is not None:
+            if name not in _CHANGING and (text := _as_text(value)) is not None:
                 yield prefix + name, text
 
 
@@ -50,8 +50,8 @@ def _as_text(value: Any) -> str | None:
     return repr(value) if isinstance(value, _PLAIN) else None
 
 
-def list_changes(title: str, here: Sequence[Given], saved: Sequence[Given]) -> list[str]:
-    """What is given otherwise, of things of the same classes.
+def list_changes(title: str, here: Sequence[Hyperparameters], saved: Sequence[Hyperparameters]) -> list[str]:
+    """The values that differ, of things of the same classes.
 
     >>> here, saved = {"class": "SGD", "values": {"lr": "0.1"}}, {"class": "SGD", "values": {"lr": "1"}}
     >>> list_changes("optimizer", [here], [saved])
