@@ -161,7 +161,7 @@ def main() -> None:
     x, y = np.random.rand(50, 8).astype("float32"), np.random.rand(50, 1).astype("float32")
     with strategy.scope():
         model = make(given.get("width", 16))
-    strategy.also(tally=tally)
+    strategy.register(tally=tally)
     if "directory" in given:
         strategy.checkpoint(given["directory"], every_steps=3)
     seen = [[], []]

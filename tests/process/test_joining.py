@@ -230,7 +230,7 @@ def test_a_newcomer_joins_and_the_bits_are_those_of_a_calm_run(size, victim, tmp
     said = check(Story(3, 5, size, (Strike(victim, "step 3"),)), tmp_path)
     assert said[0] == f"worker {victim} (cpu:0/v{victim}) was ended by SIGKILL; 2 workers go on (generation 1)."
     assert said[1] == f"worker {victim} (cpu:0/v{victim}) is started again, and joins when it is ready."
-    has = "Of the script's own variables it has those that are registered (strategy.register, strategy.also)."
+    has = "Of the script's own variables it has those that are registered (strategy.register)."
     assert said[2].endswith(f"; 3 workers go on (generation 2). {has}")
 
 
@@ -318,7 +318,7 @@ def test_one_that_has_come_back_and_goes_on_when_the_others_are_done_does_not_sp
 
 NOT_AGAIN = (
     "worker 1 (cpu:0/v1) was removed 2 times for the same reason, and is not started again. Register what its script"
-    " keeps from step to step: state = strategy.register(name=value), or strategy.also in a plain loop."
+    " keeps from step to step: state = strategy.register(name=value)."
 )
 
 

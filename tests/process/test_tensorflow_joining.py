@@ -127,7 +127,7 @@ def test_a_worker_that_comes_back_joins_mid_epoch_and_the_bits_are_those_of_a_ca
     assert started == f"{who} is started again, and joins when it is ready."
     assert joined.startswith(f"{who} has rejoined at step ") and joined.endswith(
         "; 2 workers go on (generation 2). Of the script's own variables it has those that are registered"
-        " (strategy.register, strategy.also)."
+        " (strategy.register)."
     )
     expected, facts = calm(how).facts()[0], ended.facts()
     for worker in range(2):

@@ -173,7 +173,7 @@ def test_a_newcomer_joins_at_a_step_as_the_user_counts(scene):
     scene.respawn.on_message(3, scene.started[0], {"kind": "settled", "offer": 1})
     assert scene.said[-1] == (
         "worker 3 has rejoined at step 5; 4 workers go on (generation 2)."
-        " Of the script's own variables it has those that are registered (strategy.register, strategy.also)."
+        " Of the script's own variables it has those that are registered (strategy.register)."
     )
     assert scene.told[-1][1]["steps"] == 7, "the workers count those of the collective"
 

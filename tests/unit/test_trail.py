@@ -69,7 +69,7 @@ def test_what_is_kept_of_objects_at_the_ends_of_passes_does_not_grow_without_end
     assert ends["counts"].shape == (1000, 3)
     assert list(ends["also"]) == [str(number) for number in range(1000 - (1 << 17) // 4000, 1000)]
     again = walk_range(Script(script.trail.capture()), 1000)
-    assert sum("objects in also= of more than 4 KB, or 128 KB of them" in line for line in again.told) == 1000 - 32
+    assert sum("registered objects of more than 4 KB, or 128 KB of them" in line for line in again.told) == 1000 - 32
 
 
 def test_an_object_that_was_too_large_for_a_place_is_told_of_there():

@@ -23,7 +23,7 @@ _NOT_DRAWN = (
     " not those of the run that is resumed; loop over strategy.epochs, which leaves passes out"
 )
 _LEFT_OUT = (
-    f"objects in also= of more than {_SMALL >> 10} KB, or {_MOST_SMALL >> 10} KB of them before the save, are not as"
+    f"registered objects of more than {_SMALL >> 10} KB, or {_MOST_SMALL >> 10} KB of them before the save, are not as"
     " they were after passes that are over: what the script decides by them there may be different; loop over"
     " strategy.epochs, which leaves such passes out"
 )

@@ -100,7 +100,7 @@ class Respawn:
             self._overran.add(number)
             self._say(
                 f"{self._host.describe(number)} had rejoined, and was not done when the others were: its log has the"
-                " rest. Count with strategy.step or strategy.enumerate."
+                " rest. Count with strategy.step."
             )
 
     # What happens to workers.
@@ -119,7 +119,7 @@ class Respawn:
                 self._say(
                     f"{self._host.describe(number)} was removed {MOST_REMOVALS} times for the same reason, and is not"
                     " started again. Register what its script keeps from step to step:"
-                    " state = strategy.register(name=value), or strategy.also in a plain loop."
+                    " state = strategy.register(name=value)."
                 )
             for round in list(self._rounds.values()):
                 round.at_border.clear()
@@ -342,7 +342,7 @@ class Respawn:
         self._say(
             f"{self._host.describe(newcomer.number)} has rejoined at step {round.step};"
             f" {count} workers go on (generation {membership.generation})."
-            " Of the script's own variables it has those that are registered (strategy.register, strategy.also)."
+            " Of the script's own variables it has those that are registered (strategy.register)."
         )
         for other in self._rounds.values():
             other.at_border.clear()

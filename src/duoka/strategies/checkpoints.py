@@ -106,7 +106,7 @@ class Checkpoints:
             where = f"{_describe(found.facts)}, of run {found.facts['run']}"
             self._session.say(f"resumed from {found.path}: {where} ({seconds:.1f} s)")
             if one_sided:
-                self._session.say(f"also= is not what it was when this run was saved: {'; '.join(one_sided)}")
+                self._session.say(f"registered objects are not those of the saved run: {'; '.join(one_sided)}")
             if changed := _list_changes(found.facts["fingerprint"], self._facts()["fingerprint"]):
                 self._session.say(f"not the same bits are promised as where it was saved: {'; '.join(changed)}")
 
@@ -279,7 +279,7 @@ class Checkpoints:
                 " strategy.distribute_dataset, and no fit in strategy.scope() has begun"
             )
         elif self.is_ahead and self._also.objects:
-            self._session.say("no loop has begun: objects in also= were as the script had made them, not as saved")
+            self._session.say("no loop has begun: registered objects were as the script had made them, not as saved")
 
     def _check_end(self) -> None:
         self._is_at_end = True
@@ -289,7 +289,7 @@ class Checkpoints:
                 f"The script has ended before it came to where the run was saved, at step {self._first_step}.",
                 why="between its loops it went another way than before: fewer epochs, or a decision from values that"
                 " are not those of then (a variable, a validation in a loop of its own).",
-                do="loop over strategy.epochs, decide by what strategy.evaluate gives and by objects in also=; or begin"
+                do="loop over strategy.epochs, decide by what strategy.evaluate gives and by registered objects; or begin"
                 " a new run in another directory. What was saved is as it was.",
             )
 
@@ -357,7 +357,7 @@ def _compare_also(here: Mapping[str, str], saved: Mapping[str, str]) -> list[str
     for name, kind in here.items():
         if saved.get(name, kind) != kind:
             raise CheckpointError(
-                f"{name!r} in also= is {kind} here, and {saved[name]} in the saved run.",
+                f"{name!r} is registered as {kind} here, and {saved[name]} in the saved run.",
                 do=f"use {saved[name]}, or begin a new run in another directory.",
             )
     missing = [f"{name!r} was saved, and is not given here" for name in saved if name not in here]

@@ -406,6 +406,7 @@ class Mirrored(Loops, Saving):
     def _over_replicas(self) -> OverReplicas:
         collective = self._session.collective
         can_go_back = self._checkpoints is not None and self._checkpoints.resumes and collective.joining is not None
+        can_go_back |= bool(getattr(self._adapter, "is_plain", False))  # all workers restart from memory
         return OverReplicas(collective, self._tell, can_go_back=can_go_back)
 
     def _tell(self, text: str) -> None:

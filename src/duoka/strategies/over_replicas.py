@@ -78,9 +78,9 @@ class OverReplicas:
             raise WorkerLost(
                 f"{call} misses {replicas}: lost with a worker before its value came.",
                 why="nobody else has it, and what follows may depend on it.",
-                do="the run goes back to its last checkpoint; strategy.evaluate loses nothing in such a case.",
+                do="nothing, where the log says that all workers restart; strategy.evaluate loses nothing in such a case.",
             )
         self._tell(
             f"{call} goes without {replicas}: lost with a worker before its value"
-            " came, and nobody else has it (strategy.evaluate, and numbers handed in by loop bodies, lose nothing)"
+            " came, and nobody else has it (strategy.evaluate loses nothing)"
         )
