@@ -217,7 +217,8 @@ def test_things_that_are_saved_along_are_named_when_they_are_on_one_side_only(se
     begin(session, tmp_path, Training(), every=3, new=new, kept=kept)
     assert (new.best, kept.best) == (1.0, 7.0)
     assert session.said[-1] == (
-        "registered objects are not those of the saved run: 'old' was saved, and is not given here; 'new' was not saved,"
+        "registered objects are not those of the saved run: 'old' was saved, and is not given here; 'new' was not"
+        " saved,"
         " and begins as it is given"
     )
     untouched = Training()

@@ -167,7 +167,7 @@ class Collective(ABC):
         return min(self.workers)
 
     def ask_main(self, *, is_between: bool) -> bool:
-        """The script asks whether this is the main worker. `is_between`: outside of loop bodies."""
+        """The script asks whether this is the main worker. `is_between`: between two steps."""
         return self.worker == self.main
 
     @property

@@ -289,7 +289,7 @@ class Checkpoints:
                 f"The script has ended before it came to where the run was saved, at step {self._first_step}.",
                 why="between its loops it went another way than before: fewer epochs, or a decision from values that"
                 " are not those of then (a variable, a validation in a loop of its own).",
-                do="loop over strategy.epochs, decide by what strategy.evaluate gives and by registered objects; or begin"
+                do="loop over strategy.epochs, decide by strategy.evaluate and by registered objects; or begin"
                 " a new run in another directory. What was saved is as it was.",
             )
 

@@ -78,7 +78,7 @@ class OverReplicas:
             raise WorkerLost(
                 f"{call} misses {replicas}: lost with a worker before its value came.",
                 why="nobody else has it, and what follows may depend on it.",
-                do="nothing, where the log says that all workers restart; strategy.evaluate loses nothing in such a case.",
+                do="nothing, where the log says that all workers restart; strategy.evaluate loses nothing.",
             )
         self._tell(
             f"{call} goes without {replicas}: lost with a worker before its value"

@@ -135,7 +135,7 @@ class Adapter(Restorable, Protocol):
 
     @property
     def position(self) -> tuple[int, int] | None:
-        """The number of the global batch under way, and its rows; None outside of loop bodies."""
+        """The number of the global batch under way, and its rows; None outside of a batch."""
         ...
 
     @property

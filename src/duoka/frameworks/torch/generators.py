@@ -1,4 +1,4 @@
-"""The generators outside of loop bodies: one stream, common to all workers."""
+"""The global generators, as values that can be saved and compared."""
 
 from __future__ import annotations
 
