@@ -147,9 +147,7 @@ def test_a_handler_of_the_scripts_own_is_called_and_the_step_is_saved_all_the_sa
 @pytest.mark.slow
 def test_a_rest_of_the_script_that_is_cut_after_sigterm_is_not_said_to_be_unsaved(tmp_path):
     """The wish comes in the last batch: no border follows, and the end of the loop saves by itself."""
-    run = start(
-        tmp_path, workers=2, directory="../saved", every_steps=1000, deadline_s=3, rest=60, seconds=0.2
-    )
+    run = start(tmp_path, workers=2, directory="../saved", every_steps=1000, deadline_s=3, rest=60, seconds=0.2)
     run.wait_for("did 27 ", timeout_s=START_S)
     run.signal(signal.SIGTERM)
     ended = run.finish(START_S, LEAVES)
