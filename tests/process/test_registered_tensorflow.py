@@ -1,4 +1,4 @@
-"""Scripts that decide by objects of their own between loops: a worker that comes back goes the way of the others."""
+"""TensorFlow scripts that decide by registered objects between loops: a replacement goes the way of the others."""
 
 from __future__ import annotations
 

@@ -317,12 +317,8 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.last, self.never = (
-            nn.Linear(8, 8),
-            nn.Linear(8, 8),
-            nn.Linear(8, 2),
-            nn.Linear(3, 3),
-        )
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last, self.never = nn.Linear(8, 2), nn.Linear(3, 3)
         self.second.weight = self.first.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

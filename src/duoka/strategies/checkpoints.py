@@ -50,6 +50,7 @@ class Checkpoints:
         self.resumed_step: int | None = None  # what this run went on from
         self._has_begun = False  # a loop has, in this process
         self._is_at_end = False  # the script has come to its end, or to where SIGTERM has ended it
+        self._is_stopped = False  # by SIGTERM: a loop that it has left is not finished
         session.at_exit(self._tell_what_is_kept)
         session.at_end_of_script(self._check_end)
 
@@ -155,6 +156,8 @@ class Checkpoints:
             self._writing().reserve(self._collect(training))  # after a step: optimizers have no state before it
 
     def at_end(self, training: Restorable) -> None:
+        if self._is_stopped:
+            return
         if self._is_main():
             self._save(training)
         if self._stop_sign.is_here(training.batch):
@@ -238,7 +241,7 @@ class Checkpoints:
                 failure = self._wait_for_last()
                 how = "is saved" if failure is None else "is NOT saved"
                 self._session.say(f"SIGTERM: step {training.step} {how} in {self._store.directory}")
-        self._is_at_end = True
+        self._is_at_end = self._is_stopped = True
         raise SystemExit(TERMINATED)
 
     def _facts(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
