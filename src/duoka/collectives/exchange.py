@@ -7,6 +7,9 @@ What makes it exactly-once:
   owners, into the slots of the lost.
 - A slice that its home has already added up stays: it was made from complete parts. The slices of the
   dead are added up again by whoever now runs their home, from parts that were deposited again.
+- A worker with one replica may keep the slice of its home in its own memory (see `kept.py`): nobody else reads that
+  part of its slot before the sum. It stays as it is after a loss, too; whoever computes a lost replica again writes
+  all of it.
 - Slots are not written for the next step before every living worker has said that it took the result,
   so whoever comes late finds it.
 """
