@@ -118,7 +118,7 @@ def test_another_one_that_is_lost_at_its_end_leaves_nothing_missing(tmp_path):
 INTERRUPTED = SCRIPT.replace(
     "        optimizer.step()\n",
     """        optimizer.step()
-        if strategy.step >= 6:
+        if strategy.step >= 7:
             print("in the loop", flush=True)
             time.sleep(60)
 """,
@@ -135,3 +135,27 @@ def test_ctrl_c_in_the_loop_shows_no_frames_of_ours_and_says_what_is_saved(tmp_p
         line.startswith("the script has not come to its end: step 6 is the last one that is saved in")
         for line in ended.said()
     ), ended.err
+
+
+KEPT = """
+import ctypes, os, sys
+import duoka
+
+strategy = duoka.Mirrored(devices=2)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(8, 2)
+loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=8)
+model, loader = strategy.prepare(model, loader)
+os.kept = iter(loader)
+next(os.kept)
+for name in [name for name in sys.modules if name == "os" or name.startswith("duoka")]:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules[name]))  # held to the very end: its names become None
+"""
+
+
+def test_a_plain_loop_that_is_left_when_the_interpreter_ends_is_silent(tmp_path):
+    ended = start(tmp_path, KEPT, program=DUOKA_RUN).finish(START_S, LEAVES)
+    logs = [path.read_text() for path in ended.run_directory.glob("worker-*.log")]
+    assert ended.code == 0 and not [text for text in (ended.err, *logs) if "Exception ignored" in text], ended.err
