@@ -78,9 +78,9 @@ def strike(place: Path, kind: str, program=DUOKA_RUN) -> Run:
     return run
 
 
-def test_the_loss_of_the_main_worker_after_the_others_have_finished_is_told_by_the_exit_code(tmp_path):
+def test_the_loss_of_the_main_worker_after_the_others_have_finished_is_told_with_what_may_be_missing(tmp_path):
     ended = strike(tmp_path, "alone").finish(START_S, LEAVES)
-    assert ended.code == 137 and not (tmp_path / "model.pt").exists()
+    assert ended.code == 0 and not (tmp_path / "model.pt").exists()
     *_, last = ended.said()
     assert last.startswith("worker 0 (cpu:0/v0) was ended by SIGKILL; the others have finished. It was the main worker")
     assert "hash" in ended.log(1)

@@ -48,7 +48,7 @@ def train(collective, what: str = "", victim: int = -1, dying: int = -1, moment:
     stop = listen(events.append)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    adapter = TorchAdapter(collective, 0, torch.device("cpu"), Options(check_every=EVERY))
+    adapter = TorchAdapter(collective, torch.device("cpu"), Options(check_every=EVERY))
     model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 5))
     model.register_buffer("table", torch.arange(4.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -56,15 +56,19 @@ def train(collective, what: str = "", victim: int = -1, dying: int = -1, moment:
     num_rows = 108 if second < 0 else 144
     data = TensorDataset(torch.randn(num_rows, 20, generator=generator), torch.randn(num_rows, 5, generator=generator))
     model, optimizer, loader = adapter.prepare([model, optimizer, DataLoader(data, batch_size=12)])
-    for x, y in loader:
+
+    def loss_of(x, y):
+        return ((model(x) - y) ** 2).mean()
+
+    for batch in adapter.batches(loader):
         optimizer.zero_grad()
-        ((model(x) - y) ** 2).mean().backward()
+        adapter.backward(loss_of, [batch], None, True)
         optimizer.step()
-        if adapter.stepped and adapter.step == FLIPPED_AT - 1 and collective.worker == victim:
+        if adapter.step == FLIPPED_AT and collective.worker == victim:
             flip(what, model, optimizer)
-        if adapter.stepped and adapter.step == FOUND_AT and collective.worker == second:
+        if adapter.step == FOUND_AT + 1 and collective.worker == second:
             flip(what, model, optimizer)
-        if adapter.stepped and adapter.step == FOUND_AT - 1 and collective.worker == dying:
+        if adapter.step == FOUND_AT and collective.worker == dying:
             die_at(collective, moment)
     stop()
     return {
@@ -181,13 +185,17 @@ SCRIPT = """
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(TensorDataset(torch.randn(90, 6), torch.randn(90, 2)), batch_size=6)
     model, optimizer, loader = strategy.prepare(model, optimizer, loader)
-    for x, y in loader:
+
+    def loss_of(x, y):
+        return ((model(x) - y) ** 2).mean()
+
+    for batch in strategy.batches(loader):
         optimizer.zero_grad()
-        ((model(x) - y) ** 2).mean().backward()
+        strategy.backward(loss_of, batch)
         optimizer.step()
-        if strategy.stepped and strategy.step == 6:
+        if strategy.step == 7:
             optimizer.param_groups[0]["lr"] = rate
-        if strategy.stepped and strategy.step == kill_at and strategy.is_main and strategy.num_workers == 2:
+        if strategy.step == kill_at + 1 and strategy.is_main and strategy.num_workers == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 """
 

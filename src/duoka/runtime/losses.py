@@ -103,7 +103,7 @@ class Losses:
         if num_survivors:
             self._dismiss_juniors(0 if has_finished else 128 + number)
         if has_finished:
-            self._end_after_others(text, number, was_main=was_main)
+            self._end_after_others(text, was_main=was_main)
             return
         self._outcome.exit_code = 128 + number
         self._outcome.last_line = f"{text}; no worker is left."
@@ -116,11 +116,10 @@ class Losses:
             else:
                 self._outcome.way_back = self._find_way(what)
 
-    def _end_after_others(self, text: str, number: int, *, was_main: bool) -> None:
+    def _end_after_others(self, text: str, *, was_main: bool) -> None:
         """The last worker is lost in what its script does at the end."""
         self._outcome.last_line = f"{text}; the others have finished."
         if was_main:
-            self._outcome.exit_code = 128 + number
             self._outcome.last_line += (
                 " It was the main worker, so what only the main worker prints and writes may be missing."
             )
