@@ -129,6 +129,71 @@ def train_plain(session: Any, story: Story) -> dict[str, Any]:
     return {"sha": sha(model, optimizer), "seen": state.seen}
 
 
+def train_plain_richly(session: Any, story: Story, phase: str = "") -> dict[str, Any]:
+    """All at once: an EMA, a scheduler, SAM, a second model with its own optimizer, a state carried over batches,
+    accumulation under `no_sync`, and an evaluation. `phase`: where a worker dies, in the step that the story says.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    Mirrored.connect = staticmethod(lambda request: session)  # in this fork
+    strategy, notes = Mirrored(), Notes(story.directory, session.worker)
+    notes.add(f"life-{session.worker}", 0)
+    keep_at(story.keeps)
+
+    def come_by(name: str) -> None:
+        if name == phase and story.dies(notes, strategy.step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    cell, judge = nn.GRUCell(6, 5), nn.Linear(5, 2)
+    optimizer = torch.optim.AdamW(cell.parameters(), lr=0.02)
+    other = torch.optim.SGD(judge.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    x = torch.randn(8 * BATCHES, 6, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=8, shuffle=True)
+    prepared = strategy.prepare(cell, judge, optimizer, other, schedule, loader)
+    cell, judge, optimizer, other, schedule, loader = prepared
+    state = strategy.register(hidden=torch.zeros(4, 5), ema=torch.zeros(2), history=[], best=9.0)
+
+    def loss_of(rows: Any, labels: Any) -> Any:
+        hidden = cell(rows, state.hidden)
+        come_by("forward")
+        return F.cross_entropy(judge(F.dropout(hidden, 0.1)), labels), hidden
+
+    for _ in strategy.epochs(EPOCHS):
+        for rows, labels in loader:
+            with strategy.no_sync():
+                loss_of(rows, labels)[0].backward()
+            come_by("backward")
+            loss, hidden = loss_of(rows, labels)
+            loss.backward()
+            with torch.no_grad():
+                moved = [0.05 * p.grad for p in cell.parameters()]
+                for p, step in zip(cell.parameters(), moved, strict=True):
+                    p.add_(step)
+            cell.zero_grad()
+            loss_of(rows, labels)[0].backward()
+            come_by("exchanged")
+            with torch.no_grad():
+                for p, step in zip(cell.parameters(), moved, strict=True):
+                    p.sub_(step)
+            optimizer.step()
+            other.step()
+            schedule.step()
+            optimizer.zero_grad()
+            other.zero_grad()
+            state.hidden = hidden.detach()
+            state.ema = 0.9 * state.ema + 0.1 * judge.bias.detach()
+            state.history.append(float(loss))
+
+        def wrong(rows: Any, labels: Any) -> Any:
+            come_by("evaluation")
+            return (judge(cell(rows)).argmax(1) != labels).sum(), len(labels)
+
+        state.best = min(state.best, strategy.evaluate(wrong, loader))
+    kept = {"history": state.history, "best": state.best, "rate": optimizer.param_groups[0]["lr"]}
+    return kept | {"sha": sha(cell, judge, optimizer, other), "own": sha([state.hidden]), "ema": sha([state.ema])}
+
+
 def _watch_snapshots(notes: Notes, torn: int) -> None:
     """Note what is begun and what is complete, and die in the middle of one."""
     write, list_parts = memory_snapshot.SnapshotFiles.write, memory_snapshot.list_parts

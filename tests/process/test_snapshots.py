@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 from tests.conftest import Told
-from tests.process.snapshot_training import Notes, Story, keep_at, reference, run, run_body, train_plain
+from tests.process.snapshot_training import (
+    Notes,
+    Story,
+    keep_at,
+    reference,
+    run,
+    run_body,
+    train_plain,
+    train_plain_richly,
+)
 
 pytestmark = [pytest.mark.torch]
 LINE = re.compile(
@@ -124,6 +133,26 @@ def test_a_plain_loop_that_loses_a_worker_restarts_with_what_each_worker_had_cou
     assert told.outcome.exit_code == 0, (told.said, told.outcome.failure)
     assert told.results == calm.results
     assert any("all workers restart from the snapshot in memory of step 3" in line for line in told.said), told.said
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory) -> dict[int, Any]:
+    directory = tmp_path_factory.mktemp("rich")
+    calm = run_body(lambda session: train_plain_richly(session, Story(directory)), snapshot_s=None)
+    assert calm.outcome.exit_code == 0, (calm.said, calm.outcome.failure)
+    assert calm.results[0]["own"] != calm.results[1]["own"]
+    return calm.results
+
+
+@pytest.mark.parametrize(("phase", "victim"), [("forward", 1), ("backward", 0), ("exchanged", 1), ("evaluation", 0)])
+def test_a_plain_loop_of_many_kinds_restarts_to_the_numbers_of_an_undisturbed_run(tmp_path, rich, phase, victim):
+    def strike(notes: Notes, step: int) -> bool:
+        return notes.worker == victim and step >= 33 and notes.is_first_life
+
+    told = run_body(lambda session: train_plain_richly(session, Story(tmp_path, strike), phase))
+    assert told.outcome.exit_code == 0, (told.said, told.outcome.failure)
+    assert any("all workers restart from the snapshot in memory of step 3" in line for line in told.said), told.said
+    assert told.results == rich
 
 
 class Sums:
