@@ -181,6 +181,11 @@ class Collective(ABC):
         counts[what] += 1
         return counts[what] - 1
 
+    def count(self, what: str) -> int:
+        """How many of these this worker has made so far."""
+        counts: Counter[str] = self.__dict__.get("_counts", Counter())
+        return counts[what]
+
     @property
     def compares_juniors(self) -> bool:
         """Whether juniors compute a replica of an original worker in the next step, for comparison."""

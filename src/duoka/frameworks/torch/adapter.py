@@ -46,8 +46,8 @@ from duoka.strategies.registered_state import RegisteredState
 from duoka.strategies.strategy import Options
 from duoka.strategies.training_loop import TrainingLoop
 
+_STRATEGIES = "strategies of PyTorch"
 _SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-_num_adapters = 0  # of this process
 
 
 class TorchAdapter(Training):
@@ -60,7 +60,6 @@ class TorchAdapter(Training):
         options: Options | None = None,
         placement_log: PlacementLog | None = None,
     ) -> None:
-        global _num_adapters
         self._collective, self.device = collective, device
         self.options = options or Options()
         self._borders, is_synced = self.options.borders, self.options.sync_batchnorm
@@ -74,8 +73,8 @@ class TorchAdapter(Training):
         self.tell_once = Telling(collective).tell_once
         self.registered = RegisteredState(lambda value: isinstance(value, torch.Tensor))
         self.checks = Checks(collective, self.options.check_every, self.tell_once)
-        self._rejoin = Rejoin(collective.joining, is_only_strategy=not _num_adapters)
-        _num_adapters += 1
+        is_first = not collective.count_up(_STRATEGIES)
+        self._rejoin = Rejoin(collective.joining, is_only_strategy=is_first)
         self._styles = Styles(collective, self._begin_function, self._begin_plain, self.tell_once, is_synced=is_synced)
         self._training_loop = TrainingLoop(self)
         trained = Trained(collective, self._models, self._optimizers, is_synced=is_synced)
@@ -87,7 +86,6 @@ class TorchAdapter(Training):
             collective, trained, self._loop.find_share, self._describe_rates, check=self.check_inside
         )
         self._steps = StepWatch(self)
-        self._compared_step: int | None = None
         self._loaders = Loaders(
             collective, self._base_seed, device, self._styles.choose_function, self.tell_once, self._training_loop
         )
@@ -200,7 +198,7 @@ class TorchAdapter(Training):
 
     @property
     def is_only_strategy(self) -> bool:
-        return _num_adapters == 1
+        return self._collective.count(_STRATEGIES) == 1
 
     def choose_plain(self) -> None:
         """A plain loop over a prepared loader begins."""
@@ -234,7 +232,6 @@ class TorchAdapter(Training):
 
     def begin_batch(self) -> None:
         self._steps.begin_batch()
-        self._compare()
         if self._collective.num_replicas == 1:
             return
         self._gradients.check_complete()
@@ -246,11 +243,9 @@ class TorchAdapter(Training):
             statistics.watch_still()
         self._watch_single_samples()
 
-    def _compare(self) -> None:
-        """Between two steps: are all workers equal? Batches that are only evaluated are no steps."""
-        if self._num_steps != self._compared_step:
-            self._compared_step = self._num_steps
-            self.checks.at_border(self._num_steps, self._calls.trained.state)
+    def compare(self, number: int) -> None:
+        self._calls.trained.scan()
+        self.checks.at_border(number, self._calls.trained.state)
 
     def _watch_single_samples(self) -> None:
         """BatchNorm cannot normalise one sample: an error that names the layer."""

@@ -13,6 +13,7 @@ from duoka.frameworks.torch.function.loaders import Loaders
 from duoka.frameworks.torch.function.rejoin import OUTSIDE, SECOND_LOOP, Rejoin
 from duoka.frameworks.torch.function.train_state import TrainState, refuse_other_framework
 from duoka.frameworks.torch.plain.exchange import PlainExchange
+from duoka.frameworks.torch.plain.loop import PlainLoop
 from duoka.frameworks.torch.prepared import Prepared
 from duoka.frameworks.torch.style import FUNCTION, Styles
 from duoka.strategies.borders import Borders
@@ -27,6 +28,7 @@ class Training:
     _styles: Styles
     _calls: Calls
     _gradients: PlainExchange
+    _loop: PlainLoop
     _parts: Prepared
     _loaders: Loaders
     _rejoin: Rejoin
@@ -83,7 +85,7 @@ class Training:
         position = self._training_loop.position
         facts = {"framework": "torch", "style": self._styles.name, "step": self.step, "batch": self.batch}
         facts |= {"epoch": 0 if position is None else position.number, "agreed_step": self.checks.agreed_step}
-        plain = self._gradients.capture() | {"steps": self._num_steps}
+        plain = self._gradients.capture() | {"steps": self._num_steps, "batches": self._loop.num_trained}
         return facts | self._train_state.capture(self.registered) | {"plain": plain}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -105,7 +107,7 @@ class Training:
             self._tell_of_registered(state)
         self._train_state.put(state, self.registered, is_again=is_again)
         self._gradients.restore(state["plain"])
-        self._num_steps = state["plain"]["steps"]
+        self._num_steps, self._loop.num_trained = state["plain"]["steps"], state["plain"]["batches"]
         if (rehearsal := self._collective.rehearsal) is not None:
             rehearsal.note_resumed()
 
@@ -181,7 +183,8 @@ class Training:
         if not self._styles.is_known or self._gradients.has_kept:
             return
         if (rehearsal := self._collective.rehearsal) is not None and (position := self.boundary) is not None:
-            rehearsal.at_training_boundary(self.step, position.describe(), self.capture)
+            number = self.step if self._styles.is_function else self._loop.num_trained
+            rehearsal.at_training_boundary(number, position.describe(), self.capture)
         self._borders.at_border(self)
 
     def at_end(self) -> None:

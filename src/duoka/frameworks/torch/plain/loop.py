@@ -35,6 +35,10 @@ class Owner(Protocol):
         """A plain loop begins."""
         ...
 
+    def compare(self, number: int) -> None:
+        """All workers have drawn this batch, with gradients: are they equal?"""
+        ...
+
     def begin_batch(self) -> None:
         """A batch has been drawn, and nothing of it has been computed."""
         ...
@@ -54,6 +58,7 @@ class PlainLoop:
         self._outside: KeptGenerators | None = None  # the generators outside of loops, while one is under way
         self._num_walks = 0
         self.num_batches = 0  # of all loops
+        self.num_trained = 0  # of loops with gradients
 
     def walk(self, batches: Batches) -> Iterator[Any]:
         """Begin a pass over a loader; what an iterator draws when it is made is drawn now."""
@@ -66,8 +71,14 @@ class PlainLoop:
 
     def _walk_alone(self, loader_pass: LoaderPass) -> Iterator[Any]:
         for batch in loader_pass:
+            self._begin_step()
             self._owner.begin_batch()
             yield batch.load(0)
+
+    def _begin_step(self) -> None:
+        if torch.is_grad_enabled():
+            self._owner.compare(self.num_trained)
+            self.num_trained += 1
 
     def _walk(self, loader_pass: LoaderPass, key: int, *, is_sharded: bool) -> Iterator[Any]:
         is_ending = sys.is_finalizing  # kept here: names of modules may be None when a loop is dropped
@@ -84,6 +95,7 @@ class PlainLoop:
                 batch = next(loader_pass, None)
                 if batch is None:
                     return
+                self._begin_step()
                 own, samples = self._take(batch, is_evaluation=is_evaluation, is_sharded=is_sharded)
                 if is_evaluation and not own.num_samples:
                     continue
