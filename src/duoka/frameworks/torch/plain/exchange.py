@@ -25,7 +25,9 @@ from duoka.frameworks.torch.plain.share import Share
 from duoka.frameworks.torch.plain.weighing import Weighing
 from duoka.frameworks.torch.sync_batchnorm import restart_needed
 
-_queue = torch.autograd.Variable._execution_engine.queue_callback  # what DDP uses, too
+# What DDP, FSDP and activation checkpointing use, too. Taken here, so that a PyTorch without them fails at the import.
+_queue = torch.autograd.Variable._execution_engine.queue_callback
+_number_of_backward = torch._C._current_graph_task_id
 
 
 class PlainExchange:
@@ -74,7 +76,7 @@ class PlainExchange:
         self._handles, self._watched = [], ()
 
     def _begin_arrival(self, index: int, gradient: torch.Tensor) -> None:
-        task = torch._C._current_graph_task_id()
+        task = _number_of_backward()
         if task not in self._tasks:
             self._find_share()  # an error where a backward has no place
             self._tasks.add(task)
@@ -98,10 +100,11 @@ class PlainExchange:
         if not self._is_synced:
             self._keep(gradients, factor, is_count=weighed.is_count)
             return
+        has_own = bool(share.num_samples or self._kept)
         if self._kept:
             gradients, factor = self._add_kept(gradients, factor, is_count=weighed.is_count), 1.0
-        is_stand_in = not share.num_samples
-        self._exchange(gradients, share, 0.0 if is_stand_in else factor, is_count=weighed.is_count)
+        kind = ("c" if weighed.is_count else "k") if has_own else ""
+        self._exchange(gradients, share, factor if has_own else 0.0, kind)
 
     def _take_arrived(self) -> list[torch.Tensor | None]:
         """This worker's own gradients. `p.grad` is as it was before the backward."""
@@ -174,16 +177,15 @@ class PlainExchange:
 
     # The exchange.
 
-    def _exchange(
-        self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, *, is_count: bool
-    ) -> None:
+    def _exchange(self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, kind: str) -> None:
+        """`kind`: of the weight, as in a note; empty where this worker has no gradient of its own."""
         self._check()
         self.check_complete()
         title = f"backward {self.number} in {share.title}{RATES}{', '.join(self._describe_rates()) or 'none'}"
         self.number += 1
         is_sent = False
         while not is_sent:
-            is_sent = self._send(gradients, share, factor, title, is_count=is_count)
+            is_sent = self._send(gradients, share, factor, title, kind)
         self._collective.end_step()
 
     def check_complete(self) -> None:
@@ -193,7 +195,7 @@ class PlainExchange:
             raise restart_needed(lost, self._collective.num_replicas)
 
     def _send(
-        self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, title: str, *, is_count: bool
+        self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, title: str, kind: str
     ) -> bool:
         """Exchange once. Returns False where it has to be repeated, because more buffers travel from now on."""
         trained = self._trained
@@ -204,9 +206,9 @@ class PlainExchange:
         used = self._write(exchange, buffers, replica, gradients, factor)
         self._write_statistics(exchange, statistic_buffers, replica, share)
         note = Note(
-            groups=("c" if is_count else "k") if share.num_samples else "",
+            groups=kind,
             others=statistics.digest_others() if statistics.others else 0,
-            numbers=(0.0, factor) if is_count and share.num_samples else (0.0, 0.0),
+            numbers=(0.0, factor if kind == "c" else 0.0),
             moved=tuple(statistics.moved()) if statistics.has_any else (),
             used=used,
             digests=share.digests,
