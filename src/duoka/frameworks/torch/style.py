@@ -30,18 +30,7 @@ class Styles:
         self._collective, self._tell_once, self._is_synced = collective, tell_once, is_synced
         self._begin = {FUNCTION: begin_function, PLAIN: begin_plain}
         self.name = ""
-
-    @property
-    def is_function(self) -> bool:
-        return self.name == FUNCTION
-
-    @property
-    def is_plain(self) -> bool:
-        return self.name == PLAIN
-
-    @property
-    def is_known(self) -> bool:
-        return bool(self.name)
+        self.is_function = self.is_plain = self.is_known = False  # attributes: they are asked in every step
 
     def choose_function(self) -> None:
         """Called by `strategy.backward`, and where a pass over `strategy.batches` begins."""
@@ -75,7 +64,8 @@ class Styles:
         self._choose(PLAIN, "every worker runs the loop on its samples, and backward exchanges")
 
     def _choose(self, name: str, what: str) -> None:
-        self.name = name
+        self.name, self.is_known = name, True
+        self.is_function, self.is_plain = name == FUNCTION, name == PLAIN
         if self._collective.num_replicas > 1:
             self._tell_once(f"{name} style: {what}")
         self._begin[name]()

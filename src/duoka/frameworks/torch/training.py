@@ -201,7 +201,7 @@ class Training:
         """A step is about to be computed: is it where a run can be resumed, and joined?"""
         if self._training_loop.is_inside:
             return
-        if self.is_state_wanted:
+        if self._borders.is_state_wanted:
             self._training_loop.check_inside()
         self._is_all_inside = False
         if self._rejoin.is_possible:

@@ -27,7 +27,7 @@ from duoka.frameworks.torch.function.returned import Measured, Returned, Rows, c
 from duoka.frameworks.torch.function.seed import BaseSeed
 from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.generators import digest_generators
-from duoka.frameworks.torch.randomness import keeping_generators
+from duoka.frameworks.torch.randomness import KeptGenerators
 from duoka.frameworks.torch.shapes import fix_shapes
 from duoka.frameworks.torch.single_samples import SingleSamples
 from duoka.frameworks.torch.sync_batchnorm import SyncedPart, restart_needed
@@ -177,7 +177,7 @@ class Calls:
         digests = Digests(
             digest_generators(), inputs.digest(is_whole=is_whole), inputs.digest_samples(), inputs.digest_order()
         )
-        with keeping_generators():
+        with KeptGenerators():
             while True:
                 num_groups = self._num_groups.get(title, 1)
                 is_looked_at = is_whole or is_new

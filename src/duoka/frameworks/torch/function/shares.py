@@ -26,7 +26,7 @@ from duoka.data.seeds import derive
 from duoka.data.shares import share
 from duoka.errors import MismatchError
 from duoka.frameworks.torch.loader_processes import start
-from duoka.frameworks.torch.randomness import keeping_generators, seed_all
+from duoka.frameworks.torch.randomness import KeptGenerators, seed_all
 from duoka.frameworks.torch.tensors import as_bytes
 
 OWN_GENERATOR = -1  # in the place of a digest: the same sample, loaded twice under one seed, differs
@@ -51,7 +51,7 @@ class ShareDataset(Dataset[Any]):
 
     def __getitems__(self, request: Request) -> tuple[dict[int, Any], int]:
         loaded: dict[int, Any] = {}
-        with keeping_generators():
+        with KeptGenerators():
             if request.cuts:
                 return self._load_cuts(request), 0
             for replica, indices in request.shares:

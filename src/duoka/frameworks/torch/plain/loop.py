@@ -126,7 +126,7 @@ class PlainLoop:
     # The generators.
 
     def _enter(self, pass_number: int, index: int) -> None:
-        self._outside = KeptGenerators()
+        self._outside = KeptGenerators().__enter__()
         replica = self._collective.replicas[0]
         seed_all(derive("plain", self._seed.number, pass_number, index, replica))
 
@@ -148,7 +148,7 @@ class PlainLoop:
         try:
             yield
         finally:
-            self._outside = KeptGenerators()
+            self._outside = KeptGenerators().__enter__()
             seed_all(0)  # the generator of NumPy that is not the one outside
             restore_generators(inside)
 
