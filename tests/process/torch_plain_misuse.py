@@ -105,6 +105,13 @@ def count_under_no_sync(strategy: Any) -> None:
 
 
 @case
+def sum_over_shards(strategy: Any) -> None:
+    model, _, _ = ready(strategy)
+    for x, y in strategy.prepare(DataLoader(samples(32), 16), sharded=True):
+        strategy.weigh(F.cross_entropy(model(x), y, reduction="sum")).backward()
+
+
+@case
 def infinite_count(strategy: Any) -> None:
     model, _, loader = ready(strategy)
     for x, y in loader:
