@@ -145,6 +145,11 @@ def run_case(collective: Any, name: str) -> None:
     CASES[name](strategy_of(collective))
 
 
+def test_a_backward_in_eval_mode_whose_batch_some_workers_leave_out_is_an_error():
+    launched = run_workers(2, 2, run_case, "backward_in_an_evaluation")
+    assert "A backward in eval mode, in batch 1 of pass 0 (1 samples)" in str(launched.outcome.failure)
+
+
 def test_a_worker_with_one_sample_under_batchnorm_is_an_error_that_names_the_layer():
     launched = run_workers(2, 2, run_case, "one_sample_under_batchnorm")
     assert "BatchNorm1d 1 cannot normalise one value per channel: replica 1 has 1 sample" in str(

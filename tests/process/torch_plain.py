@@ -340,6 +340,27 @@ def weighed_and_checkpointed(strategy: Any) -> Found:
 
 
 @scenario
+def train_in_the_loop(strategy: Any) -> Found:
+    """The model is in eval mode when an epoch begins, and an iterator of another batch size is kept open."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(35), 17))
+    look = iter(loader)
+    x, _ = next(look)
+    total = 0.0
+    for _ in epochs(strategy):
+        model.eval()
+        for x, y in loader:
+            model.train()
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            total += mean(strategy, loss.item())
+            loss.backward()
+            optimizer.step()
+    return {"weights": weights(model), "total": total}
+
+
+@scenario
 def two_loaders(strategy: Any) -> Found:
     """`zip`, an iterator by hand, and a loop over another prepared loader without gradients in between."""
     model = network()

@@ -112,6 +112,16 @@ def sum_over_shards(strategy: Any) -> None:
 
 
 @case
+def backward_in_an_evaluation(strategy: Any) -> None:
+    """In eval mode, workers without samples leave the last batch out."""
+    model, _, _ = ready(strategy)
+    loader = strategy.prepare(DataLoader(samples(17), 16))
+    model.eval()
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+
+
+@case
 def infinite_count(strategy: Any) -> None:
     model, _, loader = ready(strategy)
     for x, y in loader:
