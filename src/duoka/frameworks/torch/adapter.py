@@ -245,7 +245,9 @@ class TorchAdapter(Training):
 
     def compare(self, number: int) -> None:
         self._calls.trained.scan()
-        self.checks.at_border(number, self._calls.trained.state)
+        trained = self._calls.trained
+        is_rehearsed = self._collective.rehearsal is not None
+        self.checks.at_border(number, trained.state if is_rehearsed else trained.plain_state)
 
     def _watch_single_samples(self) -> None:
         """BatchNorm cannot normalise one sample: an error that names the layer."""

@@ -81,6 +81,10 @@ class Trained:
         """For comparing workers."""
         return TorchState(self._models, self._optimizers)
 
+    def plain_state(self) -> TorchState:
+        """The same in a plain loop. Running statistics are each worker's own until the next exchange merges them."""
+        return TorchState(self._models, self._optimizers, {id(place.held) for place in self.statistics.merged})
+
     def move(self, positions: Iterable[int]) -> None:
         """Let these buffers travel, which stood still until now."""
         for position in positions:

@@ -14,7 +14,9 @@ from weakref import ref
 
 import torch
 
-_queue = torch.autograd.Variable._execution_engine.queue_callback  # what DDP uses, too
+# What DDP, FSDP and activation checkpointing use, too. Taken here, so that a PyTorch without them fails at the import.
+_queue = torch.autograd.Variable._execution_engine.queue_callback
+_number_of_backward = torch._C._current_graph_task_id
 
 
 class _Backward:
@@ -61,7 +63,7 @@ class Arrivals:
         self._handles, self._watched = [], ()
 
     def _begin_arrival(self, index: int, gradient: torch.Tensor) -> None:
-        task = torch._C._current_graph_task_id()
+        task = _number_of_backward()
         if task not in self._tasks:
             self._begin()  # an error where a backward has no place
             backward = _Backward(self._finish)
