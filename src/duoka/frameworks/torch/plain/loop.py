@@ -147,6 +147,10 @@ class PlainLoop:
     def _leave(self, key: int) -> None:
         """The batch of this loop is over, and the generators are those outside of loops."""
         self._shares.pop(key, None)
+        self.leave_generators()
+
+    def leave_generators(self) -> None:
+        """From here on what is drawn is drawn outside of batches: by all workers alike."""
         if self._outside is not None:
             self._outside.put_back()
             self._outside = None
@@ -181,9 +185,9 @@ class PlainLoop:
             raise MismatchError(
                 "A backward reached prepared parameters outside of a loop over a prepared loader.",
                 why="the gradient would be that of one worker, and nothing tells which part of a global batch it is.",
-                do="pass the loader to strategy.prepare, too, and call backward in the loop over it; or train by"
-                " strategy.backward(loss_of, x, y), with the whole batch on every worker. A script that draws a batch"
-                " ahead (a prefetcher) draws each one right before its forward instead.",
+                do="pass the loader to strategy.prepare, too, and call backward in the loop over it, or before the next"
+                " batch of `batches = iter(loader)` is drawn (next(iter(loader)) ends its loop at once; a prefetcher"
+                " draws too early). Or train by strategy.backward(loss_of, x, y), with whole batches on every worker.",
             )
         return found
 
