@@ -216,7 +216,7 @@ class TorchAdapter(Training):
         if self._collective.rehearsal is not None:
             self._collective.rehearsal.note_plain()
         self._rejoin.begin()
-        self._rejoin.refuse("a plain loop cannot compute its samples, so all workers restart")
+        self._rejoin.refuse("a plain loop cannot compute its samples, so only all workers together can restart")
         self._gradients.end()  # its hooks are not the user's
         trained = self._calls.trained
         trained.scan()
