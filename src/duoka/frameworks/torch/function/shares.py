@@ -281,7 +281,7 @@ class ShareLoader:
     @property
     def lacks_processes(self) -> bool:
         """Whether persistent ones are still to be started, for which a loader draws a number."""
-        return self._inner.persistent_workers and self._inner._iterator is None  # type: ignore[attr-defined]
+        return self._inner.persistent_workers and self._inner._iterator is None
 
     def start_processes(self) -> None:
         """Start them, and read nothing."""
