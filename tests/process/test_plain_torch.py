@@ -99,6 +99,7 @@ ERRORS = {
     "batches_of_a_sharded_loader": "a loader that was prepared with sharded=True",
 }
 LINES = {
+    "gradients_by_hand": ["SGD steps after torch.autograd.grad"],
     "optimizer_not_prepared": ["SGD steps on a prepared model and was not prepared"],
     "batchnorm": ["BatchNorm normalises each replica's samples by themselves", "its sums are those of this worker"],
 }

@@ -196,6 +196,17 @@ def optimizer_not_prepared(strategy: Any) -> None:
 
 
 @case
+def gradients_by_hand(strategy: Any) -> None:
+    """Workers train apart: a line, as a script may have passed them through strategy.mean."""
+    model, optimizer, loader = ready(strategy)
+    for x, y in loader:
+        found = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+        for p, gradient in zip(model.parameters(), found, strict=True):
+            p.grad = gradient
+        optimizer.step()
+
+
+@case
 def batchnorm(strategy: Any) -> None:
     """One line that names sync_batchnorm, one about the evaluation."""
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

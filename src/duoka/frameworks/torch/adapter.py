@@ -304,6 +304,10 @@ class TorchAdapter(Training):
     def has_kept_gradients(self) -> bool:
         return self._gradients.has_kept
 
+    @property
+    def is_taken_only(self) -> bool:
+        return self._gradients.is_taken_only
+
     def count_step(self) -> None:
         self._num_steps += 1
 

@@ -34,6 +34,7 @@ class Arrivals:
 
     def __init__(self, begin: Callable[[], object], finish: Callable[[dict[int, torch.Tensor]], None]) -> None:
         self._begin, self._on_finish = begin, finish
+        self.is_taken_only = False  # the last backward was one of torch.autograd.grad
         self._watched: Sequence[Any] = ()
         self._handles: list[Any] = []
         self._bases: dict[int, torch.Tensor | None] = {}  # what p.grad was before this backward
@@ -80,6 +81,7 @@ class Arrivals:
         """A backward has ended."""
         gradients = {id(self._watched[index]): self._watched[index].grad for index in self._arrived}
         self._put_back()
+        self.is_taken_only = not gradients
         if gradients:
             self._on_finish(gradients)
 

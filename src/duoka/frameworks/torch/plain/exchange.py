@@ -59,6 +59,11 @@ class PlainExchange:
         """Remove all hooks."""
         self._arrivals.end()
 
+    @property
+    def is_taken_only(self) -> bool:
+        """Whether torch.autograd.grad came last: its gradients are those of this worker's samples."""
+        return self._arrivals.is_taken_only
+
     def _finish(self, arrived: dict[int, torch.Tensor]) -> None:
         """A backward has ended."""
         self._scan()
