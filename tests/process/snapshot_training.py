@@ -194,6 +194,35 @@ def train_plain_richly(session: Any, story: Story, phase: str = "") -> dict[str,
     return kept | {"sha": sha(cell, judge, optimizer, other), "own": sha([state.hidden]), "ema": sha([state.ema])}
 
 
+def train_plain_steps(session: Any, story: Story) -> dict[str, Any]:
+    """No epochs: an iterator over a loader with persistent processes is kept over steps, and the script draws."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    Mirrored.connect = staticmethod(lambda request: session)  # in this fork
+    strategy, notes = Mirrored(), Notes(story.directory, session.worker)
+    notes.add(f"life-{session.worker}", 0)
+    keep_at(story.keeps)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.2), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    x = torch.randn(8 * BATCHES, 6, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(x, (x.sum(1) > 0).long())
+    loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=1, persistent_workers=True)
+    model, optimizer, loader = strategy.prepare(model, optimizer, loader)
+    batches = iter(loader)
+    for _ in strategy.steps(EPOCHS * BATCHES):
+        noise = 0.1 * torch.rand(6)
+        if (batch := next(batches, None)) is None:
+            batches = iter(loader)
+            batch = next(batches)
+        rows, labels = batch
+        optimizer.zero_grad()
+        F.cross_entropy(model(rows + noise), labels).backward()
+        if story.dies(notes, strategy.step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+    return {"sha": sha(model, optimizer)}
+
+
 def _watch_snapshots(notes: Notes, torn: int) -> None:
     """Note what is begun and what is complete, and die in the middle of one."""
     write, list_parts = memory_snapshot.SnapshotFiles.write, memory_snapshot.list_parts

@@ -87,6 +87,7 @@ ERRORS = {
     "post_accumulate_hook": "0.weight has a post-accumulate-grad hook",
     "two_counts": "strategy.weigh was passed two counts, . and ., in one backward",
     "count_under_no_sync": "A loss weighed by a count was backwarded under strategy.no_sync",
+    "sum_over_shards": "strategy.weigh was called without a count in a loop over a loader with sharded=True",
     "infinite_count": "strategy.weigh was passed the count inf",
     "unequal_shares": "this worker has different shares of them: 8 samples of batch 0",
     "sum_in_an_evaluation_loop": "strategy.sum was called in an evaluation loop over a prepared loader",
@@ -98,6 +99,7 @@ ERRORS = {
     "batches_of_a_sharded_loader": "a loader that was prepared with sharded=True",
 }
 LINES = {
+    "gradients_by_hand": ["SGD steps after torch.autograd.grad"],
     "optimizer_not_prepared": ["SGD steps on a prepared model and was not prepared"],
     "batchnorm": ["BatchNorm normalises each replica's samples by themselves", "its sums are those of this worker"],
 }
@@ -140,12 +142,17 @@ def test_what_may_be_meant_is_a_line_of_the_main_worker(name):
     assert "normalises" not in other[1] and "not prepared" not in other[1]
 
 
-def one_sample(collective: Any) -> None:
-    CASES["one_sample_under_batchnorm"](strategy_of(collective))
+def run_case(collective: Any, name: str) -> None:
+    CASES[name](strategy_of(collective))
+
+
+def test_a_backward_in_eval_mode_whose_batch_some_workers_leave_out_is_an_error():
+    launched = run_workers(2, 2, run_case, "backward_in_an_evaluation")
+    assert "A backward in eval mode, in batch 1 of pass 0 (1 samples)" in str(launched.outcome.failure)
 
 
 def test_a_worker_with_one_sample_under_batchnorm_is_an_error_that_names_the_layer():
-    launched = run_workers(2, 2, one_sample)
+    launched = run_workers(2, 2, run_case, "one_sample_under_batchnorm")
     assert "BatchNorm1d 1 cannot normalise one value per channel: replica 1 has 1 sample" in str(
         launched.outcome.failure
     )

@@ -104,6 +104,28 @@ def test_weights_that_drift_apart_are_found_at_the_next_comparison():
     assert "0.weight" in launched.outcome.failure["traceback"]
 
 
+def look_again(collective: Any) -> int:
+    """A second forward in train mode after the step, for an accuracy: running statistics differ until the next one."""
+    strategy = strategy_of(collective, check_every=2)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = strategy.prepare(model, optimizer, DataLoader(samples(64), 16))
+    correct = 0
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                correct += int((model(x).argmax(1) == y).sum())
+    return correct
+
+
+def test_running_statistics_of_a_forward_after_the_step_do_not_end_the_run():
+    launched = run_workers(2, 2, look_again)
+    assert launched.outcome.exit_code == 0, launched.outcome.failure
+
+
 def die_in_the_loop(collective: Any, victim: int, moment: int) -> str:
     """Before a backward, or at a moment of the exchange."""
     if moment >= 0 and collective.worker == victim:

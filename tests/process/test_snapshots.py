@@ -21,6 +21,7 @@ from tests.process.snapshot_training import (
     run_body,
     train_plain,
     train_plain_richly,
+    train_plain_steps,
 )
 
 pytestmark = [pytest.mark.torch]
@@ -133,6 +134,23 @@ def test_a_plain_loop_that_loses_a_worker_restarts_with_what_each_worker_had_cou
     assert told.outcome.exit_code == 0, (told.said, told.outcome.failure)
     assert told.results == calm.results
     assert any("all workers restart from the snapshot in memory of step 3" in line for line in told.said), told.said
+
+
+@pytest.mark.parametrize("at_step", [31, 35])
+def test_steps_over_an_iterator_that_is_kept_restart_where_they_were(tmp_path, at_step):
+    """Between two passes of a loader with persistent processes, and in one."""
+    (tmp_path / "calm").mkdir()
+    calm = run_body(lambda session: train_plain_steps(session, Story(tmp_path / "calm")), snapshot_s=None)
+    assert calm.outcome.exit_code == 0, (calm.said, calm.outcome.failure)
+
+    def strike(notes: Notes, step: int) -> bool:
+        return notes.worker == 1 and step == at_step and notes.is_first_life
+
+    story = Story(tmp_path, strike, keeps=(at_step - 2,))
+    told = run_body(lambda session: train_plain_steps(session, story))
+    assert told.outcome.exit_code == 0, (told.said, told.outcome.failure)
+    assert told.results == calm.results
+    assert any("all workers restart from the snapshot in memory" in line for line in told.said), told.said
 
 
 @pytest.fixture(scope="module")

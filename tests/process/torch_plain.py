@@ -155,6 +155,82 @@ def gan(strategy: Any) -> Found:
 
 
 @scenario
+def unfrozen_in_the_batch(strategy: Any) -> Found:
+    """The judge of a GAN is frozen whenever a batch is drawn, and trains in the middle of it."""
+    maker, judge = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).eval()
+    makes = torch.optim.Adam(maker.parameters(), lr=0.01)
+    judges = torch.optim.Adam(judge.parameters(), lr=0.01)
+    loader = DataLoader(samples(), 16)
+    maker, judge, makes, judges, loader = prepare(strategy, maker, judge, makes, judges, loader)
+    judge.requires_grad_(False)
+    for _ in epochs(strategy):
+        for x, _ in loader:
+            fake = maker(x.flip(1))
+            judge.requires_grad_(True)
+            judges.zero_grad()
+            (F.softplus(-judge(x)).mean() + F.softplus(judge(fake.detach())).mean()).backward()
+            judges.step()
+            judge.requires_grad_(False)
+            makes.zero_grad()
+            F.softplus(-judge(fake)).mean().backward()
+            makes.step()
+    return {"weights": weights(maker, judge)}
+
+
+@scenario
+def accumulation_dropped(strategy: Any) -> Found:
+    """What waits under `no_sync` at the end of an epoch is dropped by `zero_grad`; a sum begins with an exchange."""
+    found = {}
+    for set_to_none in (True, False):
+        torch.manual_seed(4)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(55), 11))
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            for i, (x, y) in enumerate(loader):
+                with strategy.no_sync() if strategy is not None and i in (1, 4) else nullcontext():
+                    (F.cross_entropy(model(x), y) / 2).backward()
+                if i == 2:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=set_to_none)
+        found[f"set_to_none {set_to_none}"] = weights(model)
+    return found
+
+
+class Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise ArithmeticError
+
+
+@scenario
+def tried_again(strategy: Any) -> Found:
+    """A backward raises on all workers after some gradients have arrived: p.grad stays, and a second try counts."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(), 16))
+    for i, (x, y) in enumerate(loader):
+        F.cross_entropy(model(x), y).backward()
+        before = [p.grad.clone() for p in model.parameters()]
+        try:
+            F.cross_entropy(model[2](torch.tanh(Refusing.apply(model[0](x)))), y).backward()
+        except ArithmeticError:
+            for p, kept in zip(model.parameters(), before, strict=True):
+                assert strategy is None or strategy.replicas == 1 or torch.equal(p.grad, kept)
+                p.grad = kept
+        if i % 2:
+            optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return {"weights": weights(model)}
+
+
+@scenario
 def accumulated(strategy: Any) -> Found:
     """By hand, every second batch, the last one of one sample; with an exchange at each batch, and with `no_sync`."""
     found = {}
@@ -228,6 +304,45 @@ def weighed(strategy: Any) -> Found:
         weigh((model(table(x)) ** 2).sum() * 0.01).backward()
         optimizer.step()
     return {"weights": weights(both)}
+
+
+@scenario
+def weighed_and_checkpointed(strategy: Any) -> Found:
+    """A count holds for the backwards inside its own (reentrant checkpointing), and for no later one."""
+    model = Block(use_reentrant=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(), 16))
+    weigh = (lambda loss, count: loss) if strategy is None else strategy.weigh
+    for x, y in loader:
+        optimizer.zero_grad()
+        is_counted = x[:, 0] > -0.3
+        losses = F.cross_entropy(model(x.clone()), y, reduction="none")
+        weigh(losses[is_counted].mean(), is_counted.sum()).backward()
+        torch.autograd.grad(weigh(model.outer(x).mean(), 7), model.outer.bias)
+        F.cross_entropy(model.outer(x), y).backward()
+        optimizer.step()
+    return {"weights": weights(model)}
+
+
+@scenario
+def train_in_the_loop(strategy: Any) -> Found:
+    """The model is in eval mode when an epoch begins, and an iterator of another batch size is kept open."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = prepare(strategy, model, optimizer, DataLoader(samples(35), 17))
+    look = iter(loader)
+    x, _ = next(look)
+    total = 0.0
+    for _ in epochs(strategy):
+        model.eval()
+        for x, y in loader:
+            model.train()
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            total += mean(strategy, loss.item())
+            loss.backward()
+            optimizer.step()
+    return {"weights": weights(model), "total": total}
 
 
 @scenario

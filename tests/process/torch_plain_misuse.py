@@ -105,6 +105,23 @@ def count_under_no_sync(strategy: Any) -> None:
 
 
 @case
+def sum_over_shards(strategy: Any) -> None:
+    model, _, _ = ready(strategy)
+    for x, y in strategy.prepare(DataLoader(samples(32), 16), sharded=True):
+        strategy.weigh(F.cross_entropy(model(x), y, reduction="sum")).backward()
+
+
+@case
+def backward_in_an_evaluation(strategy: Any) -> None:
+    """In eval mode, workers without samples leave the last batch out."""
+    model, _, _ = ready(strategy)
+    loader = strategy.prepare(DataLoader(samples(17), 16))
+    model.eval()
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+
+
+@case
 def infinite_count(strategy: Any) -> None:
     model, _, loader = ready(strategy)
     for x, y in loader:
@@ -175,6 +192,17 @@ def optimizer_not_prepared(strategy: Any) -> None:
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@case
+def gradients_by_hand(strategy: Any) -> None:
+    """Workers train apart: a line, as a script may have passed them through strategy.mean."""
+    model, optimizer, loader = ready(strategy)
+    for x, y in loader:
+        found = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+        for p, gradient in zip(model.parameters(), found, strict=True):
+            p.grad = gradient
         optimizer.step()
 
 

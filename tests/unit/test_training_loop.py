@@ -14,6 +14,7 @@ class Training:
     """Notes what the loop asks for."""
 
     is_arriving = False
+    is_restarted = False
 
     def __init__(self, *, is_state_wanted: bool = True) -> None:
         self.is_state_wanted = is_state_wanted

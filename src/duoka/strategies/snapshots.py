@@ -79,7 +79,7 @@ class Snapshots:
             seconds = self._clock() - begin
             self._say(
                 f"resumed from the snapshot in memory of step {entry.step} ({seconds:.1f} s). Of the script's own"
-                " variables it has those that are registered (strategy.register)"
+                " variables it has those that are registered (strategy.register); enumerate(loader) begins at 0"
             )
 
     def _read(self, entry: Entry) -> Any:

@@ -81,6 +81,11 @@ class Training(Protocol):
         """Whether this worker is a replacement that has not joined the run yet."""
         ...
 
+    @property
+    def is_restarted(self) -> bool:
+        """Whether all workers were lost: a saved state is put in place where the loop begins."""
+        ...
+
     def at_start(self, *, is_second: bool) -> None:
         """The loop over epochs or steps is about to begin; `resume` may still be called."""
         ...
@@ -110,6 +115,11 @@ class TrainingLoop:
     def is_pending(self) -> bool:
         """Whether a saved state waits to be put in place, for the first or the second time, or is still to come."""
         return self._state is not None or self._training.is_arriving
+
+    @property
+    def is_on_the_way(self) -> bool:
+        """Whether the script is not yet where the saved run was, also if its state is not known yet."""
+        return self.is_pending or (self._training.is_restarted and not self.has_begun)
 
     @property
     def has_begun(self) -> bool:

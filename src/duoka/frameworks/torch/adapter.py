@@ -216,7 +216,7 @@ class TorchAdapter(Training):
         if self._collective.rehearsal is not None:
             self._collective.rehearsal.note_plain()
         self._rejoin.begin()
-        self._rejoin.refuse("a plain loop cannot compute its samples, so all workers restart")
+        self._rejoin.refuse("a plain loop cannot compute its samples, so only all workers together can restart")
         self._gradients.end()  # its hooks are not the user's
         trained = self._calls.trained
         trained.scan()
@@ -245,7 +245,9 @@ class TorchAdapter(Training):
 
     def compare(self, number: int) -> None:
         self._calls.trained.scan()
-        self.checks.at_border(number, self._calls.trained.state)
+        trained = self._calls.trained
+        is_rehearsed = self._collective.rehearsal is not None
+        self.checks.at_border(number, trained.state if is_rehearsed else trained.plain_state)
 
     def _watch_single_samples(self) -> None:
         """BatchNorm cannot normalise one sample: an error that names the layer."""
@@ -301,6 +303,10 @@ class TorchAdapter(Training):
     @property
     def has_kept_gradients(self) -> bool:
         return self._gradients.has_kept
+
+    @property
+    def is_taken_only(self) -> bool:
+        return self._gradients.is_taken_only
 
     def count_step(self) -> None:
         self._num_steps += 1

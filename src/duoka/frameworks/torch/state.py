@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,14 @@ from duoka.frameworks.torch.tensors import as_bytes
 class TorchState:
     """As it is now: made anew for each look, because optimizers make their tensors with the first step."""
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any], left_out: Collection[int] = ()) -> None:
+        """`left_out`: ids of buffers that workers may have differently."""
         self.layers = Layers(models)
         self.lines: list[str] = []
         self._values: list[Any] = []
         names: dict[int, str] = {}
         for name, tensor in _tensors_of(models):
-            if id(tensor) not in names:
+            if id(tensor) not in names and id(tensor) not in left_out:
                 names[id(tensor)] = name
                 self._add(name, tensor.detach())
         for number, optimizer in enumerate(optimizers, 1):

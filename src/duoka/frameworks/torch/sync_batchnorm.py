@@ -51,8 +51,9 @@ def restart_needed(num_lost: int, num_workers: int) -> WorkerLost:
         f"{num_lost} of {num_workers} workers {'was' if num_lost == 1 else 'were'} lost in a step that cannot be"
         " computed again.",
         why="a plain loop, or sync_batchnorm=True, computes one replica per worker.",
-        do="nothing, where the log says that all workers restart. Without sync_batchnorm, strategy.backward needs no"
-        " restart.",
+        do="nothing, where the log says that all workers restart. They can from a checkpoint, and from snapshots in"
+        " memory: these need strategy.epochs or strategy.steps around the training, and a prepared optimizer. Without"
+        " sync_batchnorm, strategy.backward needs no restart.",
     )
 
 

@@ -169,6 +169,10 @@ class Training:
     def is_arriving(self) -> bool:
         return self._rejoin.is_arriving
 
+    @property
+    def is_restarted(self) -> bool:
+        return self._borders.restart_step is not None
+
     def arrive(self, epoch: int) -> dict[str, Any]:
         return self._rejoin.join(epoch)
 
@@ -178,6 +182,7 @@ class Training:
 
     def at_boundary(self) -> None:
         """Nothing is saved before the style is known, nor while gradients of an accumulation wait on each worker."""
+        self._loop.leave_generators()  # a step is over, also where the iterator of its batch is kept
         if not self._styles.is_plain:
             self._rejoin.allow()
         if not self._styles.is_known or self._gradients.has_kept:

@@ -204,7 +204,7 @@ class LoaderPass(Iterator[Batch]):
         self._at_first: dict[str, Any] = {}
         self._is_over = False
         # In a resumed script that is on its way to where the run was saved, nothing is drawn before it is there.
-        self._has_claim = batches.loop.is_pending
+        self._has_claim = batches.loop.is_on_the_way
         if self._has_claim:
             batches.claim_saved_pass()
         else:
@@ -260,6 +260,8 @@ class LoaderPass(Iterator[Batch]):
     def _open(self) -> None:
         batches = self._batches
         saved = batches.take_saved_pass(has_claim=self._has_claim)
+        if batches.epoch >= (0 if saved is None else 1):
+            self._start_processes()
         if saved is None:
             self._number = batches.loaders.begin_pass()
             batches.epoch += 1
@@ -272,6 +274,14 @@ class LoaderPass(Iterator[Batch]):
         self._restore_generators(self._at_begin)
         self._source = self._begin_source()
         self._restore_generators(now)
+
+    def _start_processes(self) -> None:
+        """Persistent ones were started by an earlier pass, here or in the saved run: nothing is drawn for that now."""
+        shares = None if self._batches.is_sharded else self._batches.loaders.shares(self._batches.loader)
+        if shares is not None and shares.lacks_processes:
+            now = self._capture_generators()
+            shares.start_processes()
+            self._restore_generators(now)
 
     def _capture_generators(self) -> dict[str, Any]:
         return {"run": capture_generators(), "own": self._batches.generators.capture()}

@@ -278,6 +278,16 @@ class ShareLoader:
         requests.loaded = start(self._inner)
         return requests
 
+    @property
+    def lacks_processes(self) -> bool:
+        """Whether persistent ones are still to be started, for which a loader draws a number."""
+        return self._inner.persistent_workers and self._inner._iterator is None
+
+    def start_processes(self) -> None:
+        """Start them, and read nothing."""
+        self._switch.requests = ()
+        start(self._inner)
+
     def read(self, requests: Requests) -> Iterator[Loaded]:
         """The batches of a pass that has begun."""
         loader_pass = requests.loader_pass

@@ -50,7 +50,7 @@ class Trained:
 
     def forget(self) -> None:
         """List everything again at the next scan, with memory of its own: types or devices have changed."""
-        self._values, self._layouts = [], {}
+        self._values, self._layouts, self.statistics = [], {}, Statistics([])
 
     def scan(self) -> None:
         """Notice what has changed since the last call."""
@@ -80,6 +80,10 @@ class Trained:
     def state(self) -> TorchState:
         """For comparing workers."""
         return TorchState(self._models, self._optimizers)
+
+    def plain_state(self) -> TorchState:
+        """The same in a plain loop. Running statistics are each worker's own until the next exchange merges them."""
+        return TorchState(self._models, self._optimizers, {id(place.held) for place in self.statistics.merged})
 
     def move(self, positions: Iterable[int]) -> None:
         """Let these buffers travel, which stood still until now."""
@@ -135,8 +139,10 @@ class Trained:
         self.all_names = [name for name, _ in named.values()]
         trainable = [(name, parameter) for name, parameter in named.values() if parameter.requires_grad]
         self.names, self.parameters = [name for name, _ in trainable], [parameter for _, parameter in trainable]
-        self.statistics = Statistics(self._models, self._moving, is_synced=self._is_synced)
-        self.statistics.keep_still()
+        statistics = Statistics(self._models, self._moving, is_synced=self._is_synced)
+        if statistics.signature != self.statistics.signature:  # else it knows what has changed in this batch
+            self.statistics = statistics
+            statistics.keep_still()
         # A GAN freezes and unfreezes its parts in turns: the memory of a set of parameters is used again.
         self._buffers = self._layouts.setdefault(tuple(map(id, self.parameters)), [])
         # Memory is known by name. A worker that joins later has not seen the layouts before, and finds this one.

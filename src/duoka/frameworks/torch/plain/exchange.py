@@ -1,15 +1,13 @@
 """Plain style: gradients are exchanged when a backward ends, and `p.grad` is the mean over the global batch.
 
-Hooks of PyTorch's own see each gradient arrive; a callback of the autograd engine runs at the end of the backward. It
-exchanges exactly the gradients that have arrived since the last exchange: a second backward, or one nested in another
-(reentrant checkpointing), is an exchange of its own. What `p.grad` held before is kept apart, and added to afterwards.
+Exactly the gradients that have arrived since the last exchange are exchanged (see arrivals.py): a second backward, or
+one nested in another (reentrant checkpointing), is an exchange of its own. They are added to what `p.grad` held before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,10 @@ from duoka.frameworks.torch.function.gradient_buffers import GradientBuffers
 from duoka.frameworks.torch.function.note import Note, Notes
 from duoka.frameworks.torch.function.trained import Trained
 from duoka.frameworks.torch.learning_rates import RATES, explain
+from duoka.frameworks.torch.plain.arrivals import Arrivals
 from duoka.frameworks.torch.plain.share import Share
 from duoka.frameworks.torch.plain.weighing import Weighing
 from duoka.frameworks.torch.sync_batchnorm import restart_needed
-
-# What DDP, FSDP and activation checkpointing use, too. Taken here, so that a PyTorch without them fails at the import.
-_queue = torch.autograd.Variable._execution_engine.queue_callback
-_number_of_backward = torch._C._current_graph_task_id
 
 
 class PlainExchange:
@@ -49,91 +44,72 @@ class PlainExchange:
         self.number = 0  # of exchanges
         self.weighing = Weighing()
         self._is_synced = True
-        self._watched: Sequence[Any] = ()
-        self._handles: list[Any] = []
-        self._bases: dict[int, torch.Tensor | None] = {}  # what p.grad was before this backward
-        self._arrived: list[int] = []
-        self._kept: dict[int, torch.Tensor] = {}  # weighted gradients of backwards under no_sync
-        self._tasks: set[int] = set()  # backwards at whose end a callback runs
+        self._arrivals = Arrivals(find_share, self._finish)
+        # By id: a parameter, and its p.grad, if that has weighted gradients of this worker only (no_sync).
+        self._pending: dict[int, tuple[Any, torch.Tensor]] = {}
 
     # Arrivals.
 
     def watch(self) -> None:
-        """Follow the parameters that are trained now."""
+        """Follow the parameters of now."""
         self._trained.scan()
-        if self._watched is self._trained.parameters:
-            return
-        self.end()
-        self._watched = self._trained.parameters
-        for index, parameter in enumerate(self._watched):
-            self._handles.append(parameter.register_hook(partial(self._begin_arrival, index)))
-            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._arrive, index)))
+        self._arrivals.watch(self._trained.everything)
 
     def end(self) -> None:
         """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._watched = [], ()
+        self._arrivals.end()
 
-    def _begin_arrival(self, index: int, gradient: torch.Tensor) -> None:
-        task = _number_of_backward()
-        if task not in self._tasks:
-            self._find_share()  # an error where a backward has no place
-            self._tasks.add(task)
-            _queue(self._finish)
-        if index not in self._bases:
-            parameter = self._watched[index]
-            self._bases[index], parameter.grad = parameter.grad, None
+    @property
+    def is_taken_only(self) -> bool:
+        """Whether torch.autograd.grad came last: its gradients are those of this worker's samples."""
+        return self._arrivals.is_taken_only
 
-    def _arrive(self, index: int, parameter: torch.Tensor) -> None:
-        self._arrived.append(index)
-
-    def _finish(self) -> None:
+    def _finish(self, arrived: dict[int, torch.Tensor]) -> None:
         """A backward has ended."""
-        gradients = self._take_arrived()
-        if all(gradient is None for gradient in gradients):
-            return
-        share, weighed = self._find_share(), self.weighing.take()
+        self._scan()
+        gradients = [arrived.get(id(parameter)) for parameter in self._trained.parameters]
+        _refuse_graphs(gradients)
+        share, weighed = self._find_share(), self.weighing.read()
         if share.is_counted and not weighed.is_count:
             weighed = weighed.by_samples(share.num_samples)
         factor = share.weight if weighed.factor is None else weighed.factor
+        if not share.num_samples:
+            factor = 0.0  # a stand-in
         if not self._is_synced:
             self._keep(gradients, factor, is_count=weighed.is_count)
-            return
-        has_own = bool(share.num_samples or self._kept)
-        if self._kept:
-            gradients, factor = self._add_kept(gradients, factor, is_count=weighed.is_count), 1.0
-        kind = ("c" if weighed.is_count else "k") if has_own else ""
-        self._exchange(gradients, share, factor if has_own else 0.0, kind)
+        elif self.has_kept:
+            gradients = self._take_kept(gradients, factor, is_count=weighed.is_count)
+            self._exchange(gradients, share, 1.0, groups="k")
+        else:
+            self._exchange(gradients, share, factor, groups="c" if weighed.is_count else "k")
 
-    def _take_arrived(self) -> list[torch.Tensor | None]:
-        """This worker's own gradients. `p.grad` is as it was before the backward."""
-        arrived, bases = self._arrived, self._bases
-        self._arrived, self._bases = [], {}
-        self._tasks.clear()
-        gradients: list[torch.Tensor | None] = [None] * len(self._watched)
-        for index in arrived:
-            gradients[index] = self._watched[index].grad
-        for index, base in bases.items():
-            self._watched[index].grad = base
-        if any(gradient is not None and gradient.requires_grad for gradient in gradients):
-            raise MismatchError(
-                "A backward with create_graph=True reached prepared parameters.",
-                why="the mean over the global batch comes from other workers, and has no graph.",
-                do="use torch.autograd.grad for the inner gradient, and backward() for the loss; or use one replica.",
-            )
-        return gradients
+    def _scan(self) -> None:
+        """Look at what is trained now: parts of a model may have been frozen since the batch was drawn."""
+        before = self._trained.statistics
+        self._trained.scan()
+        if self._trained.statistics is not before:
+            self._trained.statistics.begin_batch()
+            self._trained.statistics.watch_still()
 
-    # Accumulation without an exchange.
+    # Accumulation without an exchange: p.grad has this worker's part, and zero_grad drops it as on one device.
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keep the gradients of backwards inside apart until the next exchange."""
+        """Let the gradients of backwards inside wait for the next exchange."""
         self._is_synced, before = False, self._is_synced
         try:
             yield
         finally:
             self._is_synced = before
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether gradients wait for an exchange."""
+        return any(parameter.grad is kept for parameter, kept in self._pending.values())
+
+    def _find_kept(self, parameter: Any) -> torch.Tensor | None:
+        _, kept = self._pending.get(id(parameter), (None, None))
+        return kept if parameter.grad is kept else None
 
     def _keep(self, gradients: Sequence[torch.Tensor | None], factor: float, *, is_count: bool) -> None:
         if is_count:
@@ -142,50 +118,45 @@ class PlainExchange:
                 why="the gradients of several batches are added before the counts of all workers are known.",
                 do="call backward outside of no_sync, or train by strategy.backward, where every call is exact.",
             )
-        if not self._find_share().num_samples:
-            return
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                part = gradient.to_dense() if gradient.is_sparse else gradient
-                part = part * factor
-                self._kept[index] = self._kept[index].add_(part) if index in self._kept else part
+        for parameter, gradient in zip(self._trained.parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            part = _weigh(gradient, factor)
+            if (kept := self._find_kept(parameter)) is not None:
+                kept.add_(part)
+                continue
+            if parameter.grad is not None:  # equal on all workers, and added up with theirs
+                part = part + _weigh(parameter.grad, 1 / self._collective.num_replicas)
+            parameter.grad = part
+            self._pending[id(parameter)] = parameter, part
 
-    def _add_kept(
-        self, gradients: list[torch.Tensor | None], factor: float, *, is_count: bool
+    def _take_kept(
+        self, gradients: Sequence[torch.Tensor | None], factor: float, *, is_count: bool
     ) -> list[torch.Tensor | None]:
         if is_count:
             raise MismatchError(
                 "A loss weighed by a count ends an accumulation under strategy.no_sync().",
                 do="call backward for each batch without no_sync, or train by strategy.backward.",
             )
-        kept, self._kept = self._kept, {}
-        if not self._find_share().num_samples:
-            factor = 0.0
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                part = gradient.to_dense() if gradient.is_sparse else gradient
-                total = part * factor if factor else torch.zeros_like(part)
-                gradients[index] = total + kept.pop(index) if index in kept else total
-        for index, part in kept.items():
-            gradients[index] = part
-        return gradients
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether gradients wait for an exchange."""
-        return bool(self._kept)
+        totals: list[torch.Tensor | None] = []
+        for parameter, gradient in zip(self._trained.parameters, gradients, strict=True):
+            total = None if gradient is None else _weigh(gradient, factor)
+            if (kept := self._find_kept(parameter)) is not None:
+                parameter.grad, total = None, kept if total is None else total + kept
+            totals.append(total)
+        self._pending = {key: pair for key, pair in self._pending.items() if pair[0].grad is pair[1]}  # frozen since
+        return totals
 
     # The exchange.
 
-    def _exchange(self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, kind: str) -> None:
-        """`kind`: of the weight, as in a note; empty where this worker has no gradient of its own."""
+    def _exchange(self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, *, groups: str) -> None:
         self._check()
         self.check_complete()
         title = f"backward {self.number} in {share.title}{RATES}{', '.join(self._describe_rates()) or 'none'}"
         self.number += 1
         is_sent = False
         while not is_sent:
-            is_sent = self._send(gradients, share, factor, title, kind)
+            is_sent = self._send(gradients, share, factor, title, groups)
         self._collective.end_step()
 
     def check_complete(self) -> None:
@@ -195,7 +166,7 @@ class PlainExchange:
             raise restart_needed(lost, self._collective.num_replicas)
 
     def _send(
-        self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, title: str, kind: str
+        self, gradients: Sequence[torch.Tensor | None], share: Share, factor: float, title: str, groups: str
     ) -> bool:
         """Exchange once. Returns False where it has to be repeated, because more buffers travel from now on."""
         trained = self._trained
@@ -206,9 +177,9 @@ class PlainExchange:
         used = self._write(exchange, buffers, replica, gradients, factor)
         self._write_statistics(exchange, statistic_buffers, replica, share)
         note = Note(
-            groups=kind,
+            groups=groups if share.num_samples or factor else "",
             others=statistics.digest_others() if statistics.others else 0,
-            numbers=(0.0, factor if kind == "c" else 0.0),
+            numbers=(0.0, factor) if groups == "c" else (0.0, 0.0),
             moved=tuple(statistics.moved()) if statistics.has_any else (),
             used=used,
             digests=share.digests,
@@ -290,6 +261,21 @@ class PlainExchange:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.number = state["number"]
+
+
+def _weigh(gradient: torch.Tensor, factor: float) -> torch.Tensor:
+    """Dense, and new. What a stand-in gave may be NaN, and counts nothing."""
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense * factor if factor else torch.zeros_like(dense)
+
+
+def _refuse_graphs(gradients: Sequence[torch.Tensor | None]) -> None:
+    if any(gradient is not None and gradient.requires_grad for gradient in gradients):
+        raise MismatchError(
+            "A backward with create_graph=True reached prepared parameters.",
+            why="the mean over the global batch comes from other workers, and has no graph.",
+            do="use torch.autograd.grad for the inner gradient, and backward() for the loss; or use one replica.",
+        )
 
 
 def _copy_of(result: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -57,6 +58,7 @@ class PlainLoop:
         self._shares: dict[int, Share] = {}  # by loop: of the batch under way in it
         self._outside: KeptGenerators | None = None  # the generators outside of loops, while one is under way
         self._num_walks = 0
+        self._walks: WeakKeyDictionary[Batches, int] = WeakKeyDictionary()  # the last one over each loader
         self.num_batches = 0  # of all loops
         self.num_trained = 0  # of loops with gradients
 
@@ -65,6 +67,9 @@ class PlainLoop:
         self._leave(-1)
         loader_pass = batches.begin(self._owner.choose_plain)
         self._num_walks += 1
+        # A pass before this one is over, also where its iterator is kept: `it = iter(loader); x, y = next(it)`.
+        self._shares.pop(self._walks.get(batches, 0), None)
+        self._walks[batches] = self._num_walks
         if self._collective.num_replicas == 1:
             return self._walk_alone(loader_pass)
         return self._walk(loader_pass, self._num_walks, is_sharded=batches.is_sharded)
@@ -82,17 +87,15 @@ class PlainLoop:
 
     def _walk(self, loader_pass: LoaderPass, key: int, *, is_sharded: bool) -> Iterator[Any]:
         is_ending = sys.is_finalizing  # kept here: names of modules may be None when a loop is dropped
-        is_evaluation = not torch.is_grad_enabled() or self._owner.is_evaluating
-        if is_evaluation:
-            self._tell(
-                "a loop over a prepared loader without gradients sees this worker's samples: its sums are those of this"
-                " worker. Use strategy.evaluate(function, loader), or a loader that is not prepared",
-                "evaluation loop",
-            )
+        # An evaluation as long as each draw looks like one: some scripts call model.train() in the loop.
+        is_evaluation, has_drawn = True, False
         try:
             while True:
                 self._leave(key)
-                batch = next(loader_pass, None)
+                is_evaluation = is_evaluation and self._is_evaluating
+                if is_evaluation and has_drawn:
+                    self._tell_of_sums()
+                batch, has_drawn = next(loader_pass, None), True
                 if batch is None:
                     return
                 self._begin_step()
@@ -107,6 +110,17 @@ class PlainLoop:
         finally:
             if not is_ending():
                 self._leave(key)
+
+    @property
+    def _is_evaluating(self) -> bool:
+        return not torch.is_grad_enabled() or self._owner.is_evaluating
+
+    def _tell_of_sums(self) -> None:
+        self._tell(
+            "a loop over a prepared loader without gradients sees this worker's samples: its sums are those of this"
+            " worker. Use strategy.evaluate(function, loader), or a loader that is not prepared",
+            "evaluation loop",
+        )
 
     def _take(self, batch: Batch, *, is_evaluation: bool, is_sharded: bool) -> tuple[Share, Any]:
         total, replica = len(batch), self._collective.replicas[0]
@@ -133,6 +147,10 @@ class PlainLoop:
     def _leave(self, key: int) -> None:
         """The batch of this loop is over, and the generators are those outside of loops."""
         self._shares.pop(key, None)
+        self.leave_generators()
+
+    def leave_generators(self) -> None:
+        """From here on what is drawn is drawn outside of batches: by all workers alike."""
         if self._outside is not None:
             self._outside.put_back()
             self._outside = None
@@ -157,18 +175,25 @@ class PlainLoop:
     def find_share(self) -> Share:
         """The same, for a backward."""
         found = self.share
+        if found is not None and found.is_evaluation and 0 < found.total < self._collective.num_replicas:
+            raise MismatchError(
+                f"A backward in eval mode, in {found.title}: workers without samples have left this batch out.",
+                why="a loop over a prepared loader in eval mode is an evaluation, where all results count.",
+                do="use drop_last=True, or another batch_size, or call model.train() before the loop.",
+            )
         if found is None:
             raise MismatchError(
                 "A backward reached prepared parameters outside of a loop over a prepared loader.",
                 why="the gradient would be that of one worker, and nothing tells which part of a global batch it is.",
-                do="pass the loader to strategy.prepare, too, and call backward in the loop over it; or train by"
-                " strategy.backward(loss_of, x, y), with the whole batch on every worker.",
+                do="pass the loader to strategy.prepare, too, and call backward in the loop over it, or before the next"
+                " batch of `batches = iter(loader)` is drawn (next(iter(loader)) ends its loop at once; a prefetcher"
+                " draws too early). Or train by strategy.backward(loss_of, x, y), with whole batches on every worker.",
             )
         return found
 
     def refuse(self, call: str) -> None:
         """Raise in an evaluation loop: workers may run through different numbers of batches."""
-        if any(each.is_evaluation for each in self._shares.values()):
+        if self._is_evaluating and any(each.is_evaluation for each in self._shares.values()):
             raise MismatchError(
                 f"{call} was called in an evaluation loop over a prepared loader.",
                 why="a worker without samples in the last batch leaves it out, and the others would wait for it.",

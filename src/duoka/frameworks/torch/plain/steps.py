@@ -30,6 +30,9 @@ class Owner(Protocol):
     def has_kept_gradients(self) -> bool: ...
 
     @property
+    def is_taken_only(self) -> bool: ...
+
+    @property
     def num_samples(self) -> int | None: ...
 
     @property
@@ -69,6 +72,12 @@ class StepWatch:
                 "optimizer.step() was called while gradients of strategy.no_sync() wait for an exchange.",
                 why="p.grad does not have them: each worker has only those of its own samples.",
                 do="call the last backward before optimizer.step() outside of strategy.no_sync().",
+            )
+        if owner.is_taken_only:
+            owner.tell_once(
+                f"{type(optimizer).__name__} steps after torch.autograd.grad: gradients that a script sets by hand are"
+                " those of this worker's samples, and workers train apart. Call backward(), or pass each one through"
+                " strategy.mean"
             )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MismatchError(

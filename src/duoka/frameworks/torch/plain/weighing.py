@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -24,17 +26,37 @@ class Weighed:
         return Weighed(float(num_samples), is_count=True)
 
 
+class _Noted:
+    """A count, in the hands of a backward: the engine holds it as long as that runs, with all backwards inside it."""
+
+    def __init__(self, count: float) -> None:
+        self.count = count
+
+    def __call__(self) -> None:
+        pass
+
+
+def _nothing() -> None:
+    return None
+
+
 class Weighing:
     """The count of the backward under way."""
 
     def __init__(self) -> None:
-        self._count: float | None = None
+        self._noted: Callable[[], _Noted | None] = _nothing
 
     def weigh(self, loss: torch.Tensor, count: Any, share: Share | None) -> torch.Tensor:
         """The loss is a mean over `count` things, or, with None, a sum."""
         if share is None:
             return loss
         if count is None:
+            if share.is_counted:
+                raise MismatchError(
+                    "strategy.weigh was called without a count in a loop over a loader with sharded=True.",
+                    why="how many samples the other workers have is not known before the backward.",
+                    do="pass a mean and its count: strategy.weigh(total / count, count).",
+                )
             # The gradient is multiplied by the share's weight later: a sum over workers is left.
             return loss / share.weight if share.weight else loss
         number = float(count)
@@ -45,22 +67,24 @@ class Weighing:
 
     def note(self, count: float) -> None:
         """A backward runs through a loss with this count."""
-        if self._count not in (None, count):
+        if self.factor not in (None, count):
             raise MismatchError(
-                f"strategy.weigh was passed two counts, {self._count:g} and {count:g}, in one backward.",
+                f"strategy.weigh was passed two counts, {self.factor:g} and {count:g}, in one backward.",
                 do="call backward for each term, or train by strategy.backward, which weighs every term by itself.",
             )
-        self._count = count
+        noted = _Noted(count)
+        self._noted = ref(noted)
+        torch.autograd.Variable._execution_engine.queue_callback(noted)
 
     @property
     def factor(self) -> float | None:
         """Of the backward under way, if its loss has a count."""
-        return self._count
+        noted = self._noted()
+        return None if noted is None else noted.count
 
-    def take(self) -> Weighed:
-        """The backward has ended."""
-        count, self._count = self._count, None
-        return Weighed() if count is None else Weighed(count, is_count=True)
+    def read(self) -> Weighed:
+        """How the gradients of the backward under way are weighted."""
+        return Weighed() if self.factor is None else Weighed(self.factor, is_count=True)
 
 
 class _Weighed(torch.autograd.Function):
