@@ -32,8 +32,8 @@ from tests.limits import START_S
 from tests.process.torch_contract import sha
 
 WORKERS = REPLICAS = 4
-KILLS, FIRST, APART = 7, 12, 42  # of one run; the step of the first, and steps between two
-EPOCHS, BATCHES = 8, 40
+KILLS, FIRST, APART = 8, 12, 45  # of one run; the step of the first, and steps between two
+EPOCHS, BATCHES = 10, 40
 # Within a call, between two calls, and while a state is handed over.
 MOMENTS = {
     "load": None,
