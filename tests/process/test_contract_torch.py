@@ -68,7 +68,8 @@ def test_a_script_gives_the_same_bits_on_one_and_two_workers(name):
 
 def check_death(name: str, worker: int, phase: str) -> None:
     expected = calm(2)[name]
-    death = Death(worker, max(1, expected["calls"] // 2), phase)
+    # Not call 4: in one script it has a single sample, in another one its function raises.
+    death = Death(worker, expected["calls"] // 2 + 1, phase)
     launched = run_workers(2, REPLICAS, run_one, name, death)
     assert worker not in launched.results, f"{death} never happened"
     assert launched.results[1 - worker] == expected
